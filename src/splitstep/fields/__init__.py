@@ -1,0 +1,1 @@
+"""What moves the particles: attention (interaction, coupling) and feed-forward networks (convection)."""

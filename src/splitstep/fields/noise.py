@@ -1,0 +1,59 @@
+"""Dropout and stochastic depth that a solver can integrate: one draw for all stages of a sub-step."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+class Noise:
+    """The randomness of one sub-step: drawn at its first stage, recalled in the same order at the others.
+
+    With fresh masks at every stage a Runge-Kutta method would integrate noise, and its order would be lost.
+    """
+
+    def __init__(self, *, training: bool, stages: int = 1) -> None:
+        self.training = training
+        self.recalls = stages > 1
+        self.drawn: list[Tensor] = []
+        self.cursor = 0
+
+    def rewind(self) -> None:
+        """Start a stage: what is asked next is what the first stage asked first."""
+        self.cursor = 0
+
+    def dropout(self, x: Tensor, rate: float) -> Tensor:
+        """The values with a share `rate` of them zeroed and the rest scaled up."""
+        if not self.training or rate == 0:
+            return x
+        if not self.recalls:
+            return nn.functional.dropout(x, rate)
+        return x * self._recall(lambda: nn.functional.dropout(torch.ones_like(x), rate))
+
+    def drop_path(self, x: Tensor, rate: float) -> Tensor:
+        """The increments with a share `rate` of the examples of the batch zeroed and the rest scaled up."""
+        if not self.training or rate == 0:
+            return x
+        shape = (x.shape[0],) + (1,) * (x.ndim - 1)
+        return x * self._recall(lambda: nn.functional.dropout(x.new_ones(shape), rate))
+
+    @contextmanager
+    def replay(self, device: torch.device) -> Iterator[None]:
+        """Random numbers drawn inside are those that were drawn here at the first stage.
+
+        For kernels that make a mask of their own, which would be too large to keep.
+        """
+        generator = torch if device.type == "cpu" else torch.get_device_module(device)
+        now = generator.get_rng_state()
+        first_stage = self.cursor == len(self.drawn)
+        generator.set_rng_state(self._recall(lambda: now))
+        yield
+        if not first_stage:
+            generator.set_rng_state(now)
+
+    def _recall(self, draw: Callable[[], Tensor]) -> Tensor:
+        if self.cursor == len(self.drawn):
+            self.drawn.append(draw())
+        self.cursor += 1
+        return self.drawn[self.cursor - 1]

@@ -1,0 +1,1 @@
+"""The numerical ideas as data, and the loops that advance particles."""

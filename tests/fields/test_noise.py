@@ -1,0 +1,61 @@
+import pytest
+import torch
+
+from splitstep.fields.attention import attend
+from splitstep.fields.evaluation import Sight
+from splitstep.fields.noise import Noise
+
+
+def stages(noise, draw, count=4):
+    for _ in range(count):
+        noise.rewind()
+        yield draw()
+
+
+@pytest.mark.parametrize("kind", ["dropout", "drop_path"])
+def test_all_stages_of_a_sub_step_see_one_mask(kind):
+    noise, x = Noise(training=True, stages=4), torch.ones(64, 3, 5)
+    first, *others = stages(noise, lambda: getattr(noise, kind)(x, 0.5))
+    assert 0 < (first == 0).float().mean() < 1
+    assert all(torch.equal(first, other) for other in others)
+
+
+def test_two_sites_and_two_sub_steps_draw_anew():
+    x = torch.ones(64, 3, 5)
+    noise = Noise(training=True, stages=2)
+    assert not torch.equal(noise.dropout(x, 0.5), noise.dropout(x, 0.5))
+    assert not torch.equal(Noise(training=True).dropout(x, 0.5), Noise(training=True).dropout(x, 0.5))
+
+
+@pytest.mark.parametrize("kernel", ["explicit", "sdpa"])
+def test_attention_replays_its_dropout_at_every_stage(kernel):
+    noise, q = Noise(training=True, stages=3), torch.randn(2, 2, 8, 4)
+    first, *others = stages(noise, lambda: attend(q, q, q, sight=Sight(kernel=kernel), noise=noise, dropout=0.5), 3)
+    assert all(torch.equal(first, other) for other in others)
+    assert not torch.equal(first, attend(q, q, q, sight=Sight(), noise=Noise(training=False), dropout=0.5))
+
+
+def test_a_replay_leaves_the_stream_of_random_numbers_as_one_draw_would():
+    q = torch.randn(2, 2, 8, 4)
+    after = []
+    for count in (1, 4):
+        torch.manual_seed(3)
+        noise = Noise(training=True, stages=4)
+        list(stages(noise, lambda n=noise: attend(q, q, q, sight=Sight(kernel="sdpa"), noise=n, dropout=0.5), count))
+        after.append(torch.rand(5))
+    assert torch.equal(*after)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_noise_keeps_the_mean(rate):
+    x = torch.ones(20000, 1, 1)
+    for recalls in (1, 4):
+        noise = Noise(training=True, stages=recalls)
+        assert noise.dropout(x, rate).mean() == pytest.approx(1, abs=0.03)
+        assert noise.drop_path(x, rate).mean() == pytest.approx(1, abs=0.03)
+
+
+def test_without_training_there_is_no_noise():
+    noise, x = Noise(training=False, stages=4), torch.randn(4, 3, 5)
+    assert noise.dropout(x, 0.5) is x
+    assert noise.drop_path(x, 0.5) is x
