@@ -20,7 +20,7 @@ from splitstep.fields.noise import Noise
 
 BATCH_TOKENS, HEADS, HEAD_DIM = 2048, 8, 64
 LENGTHS = (64, 128, 256, 512, 1024, 2048)
-KERNELS = ("sdpa", "explicit")
+KERNELS = ("sdpa", "eager")
 
 
 def training_step(kernel: str, length: int, dtype: torch.dtype) -> Callable[[], None]:

@@ -25,14 +25,14 @@ def masks(n, m):
 def test_the_kernels_agree_forwards_and_backwards(mask, dtype, tolerance):
     q, k, v = heads(2, 3, 5, 4, dtype=dtype), heads(2, 3, 6, 4, dtype=dtype), heads(2, 3, 6, 4, dtype=dtype)
     found = {}
-    for kernel in ("explicit", "sdpa"):
+    for kernel in ("eager", "sdpa"):
         sight = Sight(mask=masks(5, 6)[mask], kernel=kernel)
         out = attend(q, k, v, sight=sight, noise=SILENT)
         found[kernel] = out, *torch.autograd.grad(out.square().sum(), (q, k, v))
-    torch.testing.assert_close(found["explicit"], found["sdpa"], atol=tolerance, rtol=0)
+    torch.testing.assert_close(found["eager"], found["sdpa"], atol=tolerance, rtol=0)
 
 
-@pytest.mark.parametrize("kernel", ["explicit", "sdpa"])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 def test_a_particle_that_sees_nobody_feels_no_force(kernel):
     q, k, v = (heads(2, 3, 5, 4) for _ in range(3))
     out = attend(q, k, v, sight=Sight(mask=masks(5, 5)["blind row"], kernel=kernel), noise=SILENT)
@@ -41,13 +41,13 @@ def test_a_particle_that_sees_nobody_feels_no_force(kernel):
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
-@pytest.mark.parametrize("kernel", ["explicit", "sdpa"])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 def test_causal_is_the_triangular_mask(kernel):
     q, k, v = (heads(2, 3, 5, 4) for _ in range(3))
     triangle = torch.ones(5, 5, dtype=torch.bool).tril()[None, None]
     torch.testing.assert_close(
         attend(q, k, v, sight=Sight(causal=True, kernel=kernel), noise=SILENT),
-        attend(q, k, v, sight=Sight(mask=triangle, kernel="explicit"), noise=SILENT),
+        attend(q, k, v, sight=Sight(mask=triangle, kernel="eager"), noise=SILENT),
     )
 
 
@@ -55,7 +55,7 @@ def test_the_choice_of_a_kernel_by_speed_does_not_cost_accuracy():
     """In bf16 both kernels err by bf16's rounding against float64."""
     q, k, v = (heads(1, 2, 64, 16) for _ in range(3))
     exact = torch.autograd.grad(attend(q, k, v, sight=Sight(), noise=SILENT).square().sum(), (q, k, v))
-    for kernel in ("auto", "explicit", "sdpa"):
+    for kernel in ("auto", "eager", "sdpa"):
         half = [x.detach().bfloat16().requires_grad_() for x in (q, k, v)]
         out = attend(*half, sight=Sight(kernel=kernel), noise=SILENT)
         for found, expected in zip(torch.autograd.grad(out.float().square().sum(), half), exact, strict=True):

@@ -27,7 +27,7 @@ def test_two_sites_and_two_sub_steps_draw_anew():
     assert not torch.equal(Noise(training=True).dropout(x, 0.5), Noise(training=True).dropout(x, 0.5))
 
 
-@pytest.mark.parametrize("kernel", ["explicit", "sdpa"])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 def test_attention_replays_its_dropout_at_every_stage(kernel):
     noise, q = Noise(training=True, stages=3), torch.randn(2, 2, 8, 4)
     first, *others = stages(noise, lambda: attend(q, q, q, sight=Sight(kernel=kernel), noise=noise, dropout=0.5), 3)

@@ -16,9 +16,16 @@ Heads: TypeAlias = Float[Tensor, "batch heads length head_dim"]
 Queries: TypeAlias = Float[Tensor, "batch heads queries head_dim"]
 Keys: TypeAlias = Float[Tensor, "batch heads keys head_dim"]
 
+# Hugging Face's words for how attention is computed, and ours for leaving the choice to `_kernel`.
+KERNELS = {
+    "auto": "the fastest that was measured for the device, precision and length",
+    "sdpa": "torch's fused kernels",
+    "eager": "scores and weights written out; the only one that can show its weights",
+}
+
 # On a CPU that multiplies bf16 natively SDPA's backward is slow: up to this many keys explicit attention trains 1.6 to
 # 5 times faster. On one that does not, explicit attention is 3 to 4 times slower (benchmarks/attention.py).
-EXPLICIT_KEYS = 1024
+EAGER_KEYS = 1024
 
 
 class Attention(nn.Module):
@@ -68,8 +75,8 @@ def attend(query: Queries, key: Keys, value: Keys, *, sight: Sight, noise: Noise
     """softmax(q k^T / sqrt(d)) v over the visible keys; a particle that sees nobody feels no force."""
     dropout = dropout if noise.training else 0.0
     with noise.replay(query.device) if dropout and noise.recalls else nullcontext():
-        if _kernel(query, key, sight) == "explicit":
-            return _explicit(query, key, value, sight=sight, dropout=dropout)
+        if _kernel(query, key, sight) == "eager":
+            return _eager(query, key, value, sight=sight, dropout=dropout)
         return nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask=sight.mask, is_causal=sight.causal, dropout_p=dropout
         )
@@ -78,12 +85,12 @@ def attend(query: Queries, key: Keys, value: Keys, *, sight: Sight, noise: Noise
 def _kernel(query: Tensor, key: Tensor, sight: Sight) -> str:
     """The one place where the kernel is chosen."""
     if sight.record is not None:
-        return "explicit"
+        return "eager"
     if sight.kernel != "auto":
         return sight.kernel
     trains_in_bf16 = query.device.type == "cpu" and query.dtype == torch.bfloat16 and query.requires_grad
-    if trains_in_bf16 and key.shape[-2] <= EXPLICIT_KEYS and _cpu_multiplies_bf16():
-        return "explicit"
+    if trains_in_bf16 and key.shape[-2] <= EAGER_KEYS and _cpu_multiplies_bf16():
+        return "eager"
     return "sdpa"
 
 
@@ -93,7 +100,7 @@ def _cpu_multiplies_bf16() -> bool:
     return any(able.get(feature, False) for feature in ("avx512_bf16", "amx_bf16"))
 
 
-def _explicit(query: Queries, key: Keys, value: Keys, *, sight: Sight, dropout: float) -> Queries:
+def _eager(query: Queries, key: Keys, value: Keys, *, sight: Sight, dropout: float) -> Queries:
     scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
     mask = sight.mask
     if sight.causal:

@@ -1,28 +1,47 @@
 """What a model is: its sizes, its scheme, its embeddings and heads, in Hugging Face's words."""
 
-from typing import Any, ClassVar
+import copy
+from dataclasses import fields
+from typing import Any, ClassVar, get_args
 
 from transformers import PreTrainedConfig
 
+from splitstep.fields.attention import KERNELS
 from splitstep.fields.feedforward import ACTIVATIONS
 from splitstep.fields.norms import NORMS, PLACEMENTS
-from splitstep.solver.errors import UserError, lookup
+from splitstep.models.presets import KINDS
+from splitstep.solver.errors import UserError, lookup, unknown
 from splitstep.solver.schedules import TIME_EMBEDDINGS, Schedule
 from splitstep.solver.schemes import Scheme, Tolerance, scheme
+from splitstep.solver.sinusoids import LADDERS
 
-KINDS = {
-    "encoder": "reads a whole sequence: masked language modelling, classification",
-    "causal": "reads from left to right: language modelling",
-    "seq2seq": "an encoder and a decoder that is coupled to it: translation",
-    "image": "reads the patches of an image: image classification",
-}
 POSITIONS = {
     "sinusoidal": "[sines | cosines] of the position, added to the embedding",
     "learned": "a vector for each position, added to the embedding",
     "rotary": "queries and keys turned by an angle that grows with the position",
-    "none": "none",
+    "none": "no positions: the particles are a set",
 }
-POOLINGS = {"first": "the first particle (class token)", "mean": "the mean over the visible particles"}
+POOLINGS = {
+    "first": "the first particle, a class token",
+    "last": "the last visible particle, which in a causal model has seen all others",
+    "mean": "the mean over the visible particles",
+}
+HALTINGS = {"none": "every particle takes every step", "act": "each particle halts when its probabilities sum to one"}
+INITIALIZATIONS = {
+    "normal": "weights and embeddings normal with `initializer_range` (BERT, GPT-2, ViT)",
+    "xavier": "weights Xavier-uniform, embeddings normal with hidden_size ** -0.5 (fairseq)",
+}
+
+# Keys that Hugging Face's own machinery passes or saves beside the fields of a configuration.
+HUGGING_FACE_KEYS = {
+    "model_type",
+    "num_labels",
+    "torch_dtype",
+    "name_or_path",
+    "_name_or_path",
+    "output_attentions",
+    "attn_implementation",
+}
 
 
 class SplitstepConfig(PreTrainedConfig):
@@ -32,7 +51,7 @@ class SplitstepConfig(PreTrainedConfig):
     """
 
     model_type = "splitstep"
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "ponder_cost"]
 
     kind: str = "encoder"
 
@@ -58,6 +77,11 @@ class SplitstepConfig(PreTrainedConfig):
     atol: float = Tolerance.atol
     max_evaluations: int = Tolerance.max_evaluations
 
+    # Adaptive halting (Graves 2016; Dehghani et al. 2018): `ponder_weight` times the ponder cost joins the loss.
+    halting: str = "none"
+    halting_epsilon: float = 0.01
+    ponder_weight: float = 0.01
+
     # Fields and norms.
     norm: str = "pre"
     norm_type: str = "layer_norm"
@@ -71,37 +95,116 @@ class SplitstepConfig(PreTrainedConfig):
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
     drop_path: float = 0.0
+    classifier_dropout: float = 0.0
 
-    # Embeddings.
+    # Embeddings. fairseq counts positions from pad_token_id + 1: position_offset = 2 for its models.
     position_embedding: str = "sinusoidal"
-    rope_theta: float = 10000.0
+    position_offset: int = 0
+    sinusoid_ladder: str = "tensor2tensor"
+    rotary_base: float = 10000.0
+    type_vocab_size: int = 0
     scale_embedding: bool = False
+    embedding_norm: bool = False
+    tie_word_embeddings: bool = True
+
+    # Images.
+    image_size: int = 224
+    patch_size: int = 16
+    num_channels: int = 3
+
+    # Heads. `mlm_transform` and `pooler` are BERT's dense layers in front of its heads.
+    lm_head_bias: bool = False
+    mlm_transform: bool = True
+    pooler: bool = False
+    pooling: str = "first"
+
+    # Initialisation.
+    initialization: str = "normal"
+    initializer_range: float = 0.02
+
+    # Special tokens.
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    unk_token_id: int | None = None
+    cls_token_id: int | None = None
+    sep_token_id: int | None = None
+    mask_token_id: int | None = None
+    decoder_start_token_id: int | None = None
+    use_cache: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
+        own = {field.name for field in fields(self)}
+        for key in kwargs:
+            if key not in HUGGING_FACE_KEYS:
+                raise unknown("configuration key", key, sorted(own))
+        kwargs.pop("model_type", None)
+        self._check_types()
         self.is_encoder_decoder = self.kind == "seq2seq"
         super().__post_init__(**kwargs)
         self.check()
 
+    def _check_types(self) -> None:
+        for field in fields(SplitstepConfig):
+            if isinstance(field.type, str):  # Hugging Face's own fields
+                continue
+            allowed = get_args(field.type) or (field.type,)
+            value = getattr(self, field.name)
+            if isinstance(value, int) and not isinstance(value, bool) and float in allowed:
+                setattr(self, field.name, float(value))
+            elif not any(type(value) is kind for kind in allowed):
+                names = " or ".join("None" if kind is type(None) else kind.__name__ for kind in allowed)
+                raise UserError(f"{field.name} must be {names}, got {value!r}")
+
     def check(self) -> None:
         """Refuse names that are in no table, sizes that do not fit, and combinations that cannot be."""
-        lookup("kind", self.kind, KINDS)
-        lookup("norm", self.norm, PLACEMENTS)
-        lookup("norm_type", self.norm_type, NORMS)
-        lookup("hidden_act", self.hidden_act, ACTIVATIONS)
-        lookup("time_embedding", self.time_embedding, TIME_EMBEDDINGS)
-        lookup("position_embedding", self.position_embedding, POSITIONS)
+        for name, table in _NAMED.items():
+            lookup(name, getattr(self, name), table)
+        if self._attn_implementation is not None:
+            lookup("attn_implementation", self._attn_implementation, KERNELS)
+        for name in _SIZES:
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("dropout", "attention_dropout", "activation_dropout", "classifier_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
         if self.hidden_size % self.num_attention_heads:
             raise UserError(
-                f"num_attention_heads = {self.num_attention_heads} does not divide hidden_size = {self.hidden_size}"
+                f"num_attention_heads = {self.num_attention_heads} does not divide hidden_size = {self.hidden_size}; "
+                f"choose from {', '.join(map(str, _divisors(self.hidden_size)))}"
             )
         for part in self.parts:
             self.schedule(part)
             self.feed_forward_width(part)
-            if self.scheme(part).tableau.adaptive and (part == "decoder" or self.kind == "causal"):
-                raise UserError(
-                    f"integrator {self.integrator!r} chooses its steps by looking at the whole sequence, "
-                    f"which a model that reads from left to right must not; choose a fixed-step integrator"
-                )
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        reads_forward = self.kind in ("causal", "seq2seq")
+        if reads_forward and self.scheme(self.parts[-1]).tableau.adaptive:
+            raise UserError(
+                f"integrator {self.integrator!r} chooses its steps by looking at the whole sequence, which a model "
+                "that writes from left to right must not; choose a fixed-step integrator"
+            )
+        if self.kind != "seq2seq":
+            for name in ("num_decoder_layers", "decoder_splitting"):
+                if getattr(self, name) is not None:
+                    raise UserError(f"{name} is for kind 'seq2seq', not {self.kind!r}")
+        if self.position_embedding == "rotary" and self.head_dim % 2:
+            raise UserError(f"rotary positions need an even head width, got {self.head_dim}")
+        if self.kind == "image":
+            if self.image_size % self.patch_size:
+                raise UserError(f"patch_size = {self.patch_size} does not divide image_size = {self.image_size}")
+            if self.pooling == "last":
+                raise UserError("the last patch of an image is no summary; choose pooling 'first' or 'mean'")
+            if self.time_embedding == "state":
+                raise UserError("time_embedding 'state' adds positions of a text; choose 'field' or 'none' for images")
+            if self.position_embedding not in ("learned", "none"):
+                raise UserError(f"images have learned positions or none, not {self.position_embedding!r}")
+
+    @property
+    def head_dim(self) -> int:
+        """The width of one attention head."""
+        return self.hidden_size // self.num_attention_heads
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -116,10 +219,11 @@ class SplitstepConfig(PreTrainedConfig):
 
     def schedule(self, part: str) -> Schedule:
         """The steps of this part, and the weights that act in each."""
-        layers = self.num_decoder_layers if part == "decoder" and self.num_decoder_layers else self.num_hidden_layers
+        decoder_layers = self.num_decoder_layers if part == "decoder" else None
+        layers = self.num_hidden_layers if decoder_layers is None else decoder_layers
         return Schedule(
             num_layers=layers,
-            num_independent_layers=self.num_independent_layers or layers,
+            num_independent_layers=layers if self.num_independent_layers is None else self.num_independent_layers,
             step_size=self.step_size,
             steps_per_layer=self.steps_per_layer,
             drop_path=self.drop_path,
@@ -134,3 +238,46 @@ class SplitstepConfig(PreTrainedConfig):
                 f"networks of a layer; choose a multiple of {networks}"
             )
         return self.intermediate_size // networks
+
+    @property
+    def cache_slots(self) -> int:
+        """How many key/value pairs decoding keeps: one for each evaluation of attention in a whole pass."""
+        part = self.parts[-1]
+        scheme = self.scheme(part)
+        return len(self.schedule(part).steps) * max(map(scheme.evaluations, ("interaction", "coupling")))
+
+    def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> "SplitstepConfig":
+        """This configuration; for a decoder, one whose layers are the slots that a key/value cache must have."""
+        if not decoder:
+            return self
+        slots = copy.copy(self)
+        slots.num_hidden_layers = self.cache_slots
+        return slots
+
+
+_NAMED: dict[str, Any] = {
+    "kind": KINDS,
+    "norm": PLACEMENTS,
+    "norm_type": NORMS,
+    "hidden_act": ACTIVATIONS,
+    "time_embedding": TIME_EMBEDDINGS,
+    "halting": HALTINGS,
+    "position_embedding": POSITIONS,
+    "sinusoid_ladder": LADDERS,
+    "pooling": POOLINGS,
+    "initialization": INITIALIZATIONS,
+}
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+    "image_size",
+    "patch_size",
+    "num_channels",
+)
+
+
+def _divisors(number: int) -> list[int]:
+    return [k for k in range(1, number + 1) if number % k == 0]

@@ -1,12 +1,13 @@
 """The one stack of steps that every model carries its particles through."""
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from transformers.cache_utils import Cache, EncoderDecoderCache
 
 from splitstep.fields.attention import Attention
 from splitstep.fields.evaluation import Evaluation, KeyValues, Sight
@@ -36,12 +37,13 @@ class Layer(nn.Module):
     def terms(self, index: int) -> list[Term]:
         """The terms that act in sub-step `index`, in the order the splitting names them."""
         return [
-            self._owned(name)[0 if self.shares_substeps else occurrence]
-            for name, occurrence in self.splitting.occurrences[index].items()
+            cast(list[Term], self.get_submodule(name))[self.owner(name, index)]
+            for name in self.splitting.substeps[index].terms
         ]
 
-    def _owned(self, name: str) -> list[Term]:
-        return cast(list[Term], self.get_submodule(name))
+    def owner(self, name: str, index: int) -> int:
+        """Which of the layer's modules for that term acts in sub-step `index`."""
+        return 0 if self.shares_substeps else self.splitting.occurrences[index][name]
 
 
 def _leads(splitting: Splitting, name: str, owner: int) -> bool:
@@ -84,9 +86,11 @@ class Stack(nn.Module):
         self.schedule = config.schedule(part)
         self.placement = PLACEMENTS[config.norm]
         self.time_embedding = config.time_embedding
+        self.sinusoid_ladder = config.sinusoid_ladder
         self.gradient_checkpointing = False
         self.layers = nn.ModuleList(Layer(config, part) for _ in range(self.schedule.num_independent_layers))
         self.norm = _norm(config) if self.placement.final else None
+        self.halting = Halting(config) if config.halting == "act" else None
 
     def layer(self, step: Step) -> Layer:
         """The weight set that acts in this step."""
@@ -98,48 +102,154 @@ class Stack(nn.Module):
         *,
         interaction: Sight | None = None,
         coupling: Sight | None = None,
+        coordinates: Tensor | None = None,
+        cache: Cache | None = None,
+        record: "Record | None" = None,
     ) -> Tensor:
-        """The state after the last step, normalised where the placement asks for it."""
+        """The state after the last step, normalised where the placement asks for it.
+
+        `coordinates` are the waves of the positions, for a time embedding that is added to the state; `record` receives
+        what else a caller wants to know.
+        """
+        record = Record() if record is None else record
         sights = {"interaction": interaction or Sight(), "coupling": coupling or Sight(), "convection": Sight()}
+        current = Pass(self, sights, coordinates=coordinates, cache=cache, record=record)
         x = integrate(
             x,
             schedule=self.schedule,
             scheme=self.scheme,
-            dynamics=Pass(self, sights),
+            dynamics=current,
             checkpointing=self.gradient_checkpointing and self.training,
         )
-        return x if self.norm is None else self.norm(x)
+        if current.halted is not None:
+            x, record.ponder_cost = current.halted.state, current.halted.ponder_cost
+        x = x if self.norm is None else self.norm(x)
+        if record.states:
+            record.states[-1] = x  # the last state is the one that leaves the stack
+        return x
+
+
+@dataclass
+class Record:
+    """What a pass leaves behind beside its last state: the state after every layer if a list is given for them."""
+
+    states: list[Tensor] | None = None
+    ponder_cost: Tensor | None = None
+
+
+class Halting(nn.Module):
+    """Adaptive computation time (Graves 2016): when a particle has seen enough."""
+
+    def __init__(self, config: SplitstepConfig) -> None:
+        super().__init__()
+        self.threshold = 1.0 - config.halting_epsilon
+        self.probability = nn.Linear(config.hidden_size, 1)
+
+    def start(self, x: Tensor) -> "Halted":
+        """Nothing has halted yet."""
+        nothing = x.new_zeros(x.shape[:2])
+        return Halted(self, torch.zeros_like(x), nothing, nothing, nothing)
+
+
+@dataclass
+class Halted:
+    """How far the particles of one batch have halted, and the mean of their states so far."""
+
+    unit: Halting
+    state: Tensor
+    spent: Tensor  # the halting probabilities summed so far
+    steps: Tensor
+    remainder: Tensor
+    running: Tensor | None = None
+
+    def choose(self, x: Tensor, *, last: bool) -> Tensor:
+        """The share that the state after this step has in the mean: its probability, or at the end what is left."""
+        probability = torch.sigmoid(self.unit.probability(x)).squeeze(-1)
+        self.running = self.spent < self.unit.threshold
+        ends = self.running & ((self.spent + probability >= self.unit.threshold) | torch.tensor(last, device=x.device))
+        share = torch.where(ends, 1 - self.spent, probability) * self.running
+        self.remainder = self.remainder + torch.where(ends, 1 - self.spent, 0.0)
+        self.steps = self.steps + self.running.to(x.dtype)
+        self.spent = torch.where(ends, torch.ones_like(self.spent), self.spent + share)
+        return share
+
+    def advance(self, before: Tensor, after: Tensor, share: Tensor) -> Tensor:
+        """The state that goes on: a particle that has halted stays where it is."""
+        assert self.running is not None
+        after = torch.where(self.running.unsqueeze(-1), after, before)
+        self.state = self.state + share.unsqueeze(-1) * after
+        return after
+
+    @property
+    def ponder_cost(self) -> Tensor:
+        """The steps taken and what was left at the end, for each particle (Graves 2016, eq. 12)."""
+        return self.steps + self.remainder
 
 
 class Pass(Dynamics):
-    """One pass of a batch through a stack: the stack's weights, and whom each particle sees."""
+    """One pass of a batch through a stack: the stack's weights, whom each particle sees, and what is kept."""
 
-    def __init__(self, stack: Stack, sights: Mapping[str, Sight]) -> None:
+    def __init__(
+        self,
+        stack: Stack,
+        sights: Mapping[str, Sight],
+        *,
+        coordinates: Tensor | None = None,
+        cache: Cache | None = None,
+        record: Record,
+    ) -> None:
         self.stack = stack
         self.sights = sights
+        self.coordinates = coordinates
+        self.cache = cache
+        self.record = record
+        self.halted: Halted | None = None
+        self._before: Tensor | None = None
+        self._share: Tensor | None = None
+
+    def begin(self, x: Tensor, step: Step) -> Tensor:
+        """The state with its coordinates where the time embedding is part of it, and a look at who halts."""
+        stack = self.stack
+        if self.record.states is not None and step.number == 0:
+            self.record.states.append(x)
+        if stack.time_embedding == "state":
+            # x + P(position) + P(step), as the Universal Transformer publishes it
+            assert self.coordinates is not None
+            x = x + self.coordinates + self._time(float(step.number), x)
+        if stack.halting is not None:
+            self.halted = self.halted or stack.halting.start(x)
+            self._before = x
+            self._share = self.halted.choose(x, last=step.number == len(stack.schedule.steps) - 1)
+        return x
+
+    def end(self, x: Tensor, step: Step) -> Tensor:
+        """The state, except where particles have halted; recorded at the end of a layer."""
+        if self.halted is not None:
+            assert self._before is not None
+            assert self._share is not None
+            x = self.halted.advance(self._before, x, self._share)
+        if self.record.states is not None and (step.number + 1) % self.stack.schedule.steps_per_layer == 0:
+            self.record.states.append(x)
+        return x
 
     def field(self, step: Step, index: int) -> Field:
         """The terms of the sub-step with this layer's weights, and one draw of noise for all their stages."""
         stack = self.stack
         terms = stack.layer(step).terms(index)
-        noise = Noise(training=stack.training, stages=stack.scheme.tableau.stages)
-        sights = [self._constant(self.sights[name]) for name in stack.scheme.splitting.substeps[index].terms]
+        names = stack.scheme.splitting.substeps[index].terms
+        stages = stack.scheme.tableau.stages
+        noise = Noise(training=stack.training, stages=stages)
+        once = Once() if stages > 1 else None
 
         def field(x: Tensor, t: Time, stage: int) -> Tensor:
             noise.rewind()
             if stack.time_embedding == "field":
-                x = x + sinusoid(torch.as_tensor(t, dtype=torch.float32, device=x.device), x.shape[-1]).to(x.dtype)
-            evaluations = [Evaluation(t, noise, sight) for sight in sights]
+                x = x + self._time(t, x)
+            evaluations = [Evaluation(t, noise, self._sight(name, step, index, stage, once)) for name in names]
             increment = right_hand_side(terms, x, evaluations, placement=stack.placement)
             return noise.drop_path(increment, step.drop_path)
 
         return field
-
-    def _constant(self, sight: Sight) -> Sight:
-        # A source that does not move has the same keys and values at every stage of a sub-step.
-        if sight.source is None or self.stack.scheme.tableau.stages == 1:
-            return sight
-        return replace(sight, store=Once())
 
     def project(self, x: Tensor, step: Step, index: int) -> Tensor:
         """The norm around the sub-step, where the placement has one."""
@@ -148,6 +258,33 @@ class Pass(Dynamics):
         around = self.stack.layer(step).terms(index)[0].norm
         assert around is not None
         return around(x)
+
+    def _time(self, t: Time, x: Tensor) -> Tensor:
+        at = torch.as_tensor(t, dtype=torch.float32, device=x.device)
+        return sinusoid(at, x.shape[-1], ladder=self.stack.sinusoid_ladder).to(x.dtype)
+
+    def _sight(self, name: str, step: Step, index: int, stage: int, once: "Once | None") -> Sight:
+        """Whom the term sees, with the place where its keys and values are kept."""
+        sight = self.sights[name]
+        if name == "convection":
+            return sight
+        scheme = self.stack.scheme
+        if name == "coupling":
+            # The source does not move, so its keys and values belong to the weights, not to the evaluation.
+            if self.cache is None:
+                return replace(sight, store=once)
+            owner = self.stack.layer(step).owner(name, index)
+            slot = step.weights * scheme.splitting.uses(name) + owner
+            assert isinstance(self.cache, EncoderDecoderCache)
+            return replace(sight, store=CouplingSlot(self.cache, slot))
+        if self.cache is None:
+            return sight
+        # One slot for each evaluation: (layer, inner step, sub-step, stage).
+        occurrence = scheme.splitting.occurrences[index][name]
+        slot = (step.number * scheme.splitting.uses(name) + occurrence) * scheme.tableau.stages + stage
+        both = self.cache
+        own = both.self_attention_cache if isinstance(both, EncoderDecoderCache) else both
+        return replace(sight, store=InteractionSlot(own, slot))
 
 
 class Once(KeyValues):
@@ -164,3 +301,39 @@ class Once(KeyValues):
         """What the other stages will recall."""
         self.kept = key, value
         return self.kept
+
+
+@dataclass(frozen=True)
+class InteractionSlot(KeyValues):
+    """The keys and values of all tokens so far, at one evaluation of attention."""
+
+    cache: Cache
+    slot: int
+
+    def recall(self) -> tuple[Tensor, Tensor] | None:
+        """Nothing: new tokens always have keys of their own."""
+        return None
+
+    def keep(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Append the new tokens, and return all."""
+        return self.cache.update(key, value, self.slot)
+
+
+@dataclass(frozen=True)
+class CouplingSlot(KeyValues):
+    """The keys and values of the other sequence under one set of weights, computed once for a whole generation."""
+
+    cache: EncoderDecoderCache
+    slot: int
+
+    def recall(self) -> tuple[Tensor, Tensor] | None:
+        """What the first token computed."""
+        if not self.cache.is_updated.get(self.slot):
+            return None
+        layer = cast(Any, self.cache.cross_attention_cache.layers[self.slot])
+        return layer.keys, layer.values
+
+    def keep(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Store them for every token to come."""
+        self.cache.is_updated[self.slot] = True
+        return self.cache.cross_attention_cache.update(key, value, self.slot)

@@ -1,0 +1,332 @@
+"""The models with their heads: what a task reads off the particles."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin
+from transformers.utils import ModelOutput, can_return_tuple
+
+from splitstep.fields.feedforward import ACTIVATIONS
+from splitstep.fields.norms import norm
+from splitstep.models.backbone import SplitstepModel, SplitstepPreTrainedModel, States
+from splitstep.models.configuration import SplitstepConfig
+from splitstep.models.losses import IGNORED, label_loss, token_loss
+from splitstep.solver.errors import UserError
+
+
+@dataclass
+class HeadOutput(ModelOutput):
+    """Loss and logits, and whatever the states below gave."""
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    seq_relationship_logits: Tensor | None = None
+    past_key_values: Any = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+    decoder_hidden_states: tuple[Tensor, ...] | None = None
+    decoder_attentions: tuple[Tensor, ...] | None = None
+    cross_attentions: tuple[Tensor, ...] | None = None
+    encoder_last_hidden_state: Tensor | None = None
+    encoder_hidden_states: tuple[Tensor, ...] | None = None
+    encoder_attentions: tuple[Tensor, ...] | None = None
+    ponder_cost: Tensor | None = None
+
+
+class _Headed(SplitstepPreTrainedModel):
+    """A model with a head on it: the kinds of states it can stand on, and how loss and states are handed out."""
+
+    kinds: tuple[str, ...] = ()
+
+    def __init__(self, config: SplitstepConfig) -> None:
+        if config.kind not in self.kinds:
+            raise UserError(
+                f"{type(self).__name__} needs kind {' or '.join(map(repr, self.kinds))}, got {config.kind!r}"
+            )
+        super().__init__(config)
+        self.model = SplitstepModel(config)
+        self.main_input_name = self.model.main_input_name
+
+    def _output(self, states: States, *, loss: Tensor | None, **logits: Any) -> HeadOutput:
+        names = HeadOutput.__dataclass_fields__
+        handed = {name: value for name, value in states.items() if name in names}
+        if loss is not None and handed.get("ponder_cost") is not None:
+            loss = loss + self.config.ponder_weight * handed["ponder_cost"].mean()
+        return HeadOutput(loss=loss, **logits, **handed)
+
+
+class _Vocabulary(_Headed):
+    """A head over the vocabulary, tied to the table of tokens unless `tie_word_embeddings` is off."""
+
+    def __init__(self, config: SplitstepConfig) -> None:
+        super().__init__(config)
+        self._tied_weights_keys = {"lm_head.weight": "model.encoder.embeddings.tokens.weight"}
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The output layer, for Hugging Face's machinery."""
+        return self.lm_head
+
+    def set_output_embeddings(self, value: nn.Module) -> None:
+        """Exchange the output layer."""
+        self.lm_head = value
+
+
+class MaskedHead(nn.Module):
+    """BERT's dense layer, activation and norm in front of the output layer."""
+
+    def __init__(self, config: SplitstepConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = ACTIVATIONS[config.hidden_act]
+        self.norm = norm("layer_norm", config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The states as the output layer reads them."""
+        return self.norm(self.activation(self.dense(x)))
+
+
+class Pool(nn.Module):
+    """One vector for the whole sequence, through BERT's dense layer and tanh where there is a `pooler`."""
+
+    def __init__(self, config: SplitstepConfig) -> None:
+        super().__init__()
+        self.pooling = config.pooling
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size) if config.pooler else None
+
+    def forward(self, states: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """The vector of each sequence; padding on either side has no part in it."""
+        pooled = _pooled(states, attention_mask, self.pooling)
+        return pooled if self.dense is None else self.dense(pooled).tanh()
+
+
+def _pooled(states: Tensor, attention_mask: Tensor | None, pooling: str) -> Tensor:
+    if attention_mask is None:
+        return {"first": states[:, 0], "last": states[:, -1], "mean": states.mean(1)}[pooling]
+    visible = attention_mask.to(states.dtype)
+    if pooling == "mean":
+        return (states * visible.unsqueeze(-1)).sum(1) / visible.sum(1, keepdim=True).clamp(min=1)
+    places = torch.arange(visible.shape[1], device=states.device) * visible
+    if pooling == "first":
+        index = visible.argmax(1)
+    else:
+        index = places.argmax(1)
+    return states[torch.arange(len(states), device=states.device), index]
+
+
+class SplitstepForMaskedLM(_Vocabulary):
+    """Which token stood at each place, for an encoder (Devlin et al. 2018)."""
+
+    kinds = ("encoder",)
+
+    def __init__(self, config: SplitstepConfig) -> None:
+        super().__init__(config)
+        self.transform = MaskedHead(config) if config.mlm_transform else None
+        self.post_init()
+
+    def _logits(self, states: Tensor) -> Tensor:
+        return self.lm_head(states if self.transform is None else self.transform(states))
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> HeadOutput:
+        """Logits over the vocabulary at every place; the loss counts places whose label is not -100."""
+        states = self.model(input_ids, attention_mask, **kwargs)
+        logits = self._logits(states.last_hidden_state)
+        loss = None if labels is None else token_loss(logits, labels, num_items_in_batch)
+        return self._output(states, loss=loss, logits=logits)
+
+
+class SplitstepForPreTraining(SplitstepForMaskedLM):
+    """Masked tokens and whether the second sentence follows the first (Devlin et al. 2018)."""
+
+    def __init__(self, config: SplitstepConfig) -> None:
+        super().__init__(config)
+        self.pool = Pool(config)
+        self.next_sentence = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        next_sentence_label: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> HeadOutput:
+        """Both logits; the loss is the mean of masked tokens plus the mean of sentence pairs."""
+        states = self.model(input_ids, attention_mask, **kwargs)
+        logits = self._logits(states.last_hidden_state)
+        related = self.next_sentence(self.pool(states.last_hidden_state, attention_mask))
+        losses = []
+        if labels is not None:
+            losses.append(token_loss(logits, labels, num_items_in_batch))
+        if next_sentence_label is not None:
+            losses.append(nn.functional.cross_entropy(related.float(), next_sentence_label.view(-1)))
+        loss = torch.stack(losses).sum() if losses else None
+        return self._output(states, loss=loss, logits=logits, seq_relationship_logits=related)
+
+
+class _Classifier(_Headed):
+    """A linear layer on the vector of the whole sequence or image."""
+
+    def __init__(self, config: SplitstepConfig) -> None:
+        super().__init__(config)
+        self.pool = Pool(config)
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels or 2)
+        self.post_init()
+
+    def _classified(self, states: States, attention_mask: Tensor | None, labels: Tensor | None) -> HeadOutput:
+        assert states.last_hidden_state is not None
+        logits = self.classifier(self.dropout(self.pool(states.last_hidden_state, attention_mask)))
+        loss = None if labels is None else label_loss(logits, labels, self.config)
+        return self._output(states, loss=loss, logits=logits)
+
+
+class SplitstepForSequenceClassification(_Classifier):
+    """The label of a whole text, read off an encoder or a causal model."""
+
+    kinds = ("encoder", "causal")
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        **kwargs: Any,
+    ) -> HeadOutput:
+        """Logits of the labels, or the value of a regression where there is one label."""
+        kwargs.pop("num_items_in_batch", None)
+        states = self.model(input_ids, attention_mask, use_cache=False, **kwargs)
+        return self._classified(states, attention_mask, labels)
+
+
+class SplitstepForImageClassification(_Classifier):
+    """The label of an image, read off its class token or the mean of its patches (Dosovitskiy et al. 2020)."""
+
+    kinds = ("image",)
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: Tensor | None = None,
+        labels: Tensor | None = None,
+        interpolate_pos_encoding: bool = False,
+        **kwargs: Any,
+    ) -> HeadOutput:
+        """Logits of the labels; `interpolate_pos_encoding` takes images of another size."""
+        kwargs.pop("num_items_in_batch", None)
+        states = self.model(pixel_values=pixel_values, interpolate_pos_encoding=interpolate_pos_encoding, **kwargs)
+        return self._classified(states, None, labels)
+
+
+class SplitstepForCausalLM(_Vocabulary, GenerationMixin):
+    """The next token, from those before it."""
+
+    kinds = ("causal",)
+
+    def __init__(self, config: SplitstepConfig) -> None:
+        super().__init__(config)
+        self.post_init()
+
+    @staticmethod
+    def create_masks_for_generate(attention_mask: Tensor | None, **_: Any) -> Tensor | None:
+        """The mask over tokens as it is; the model turns it into what attention sees."""
+        return attention_mask
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> HeadOutput:
+        """Logits of the token that follows each place; labels are the tokens themselves, shifted inside."""
+        states = self.model(
+            input_ids,
+            attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache if labels is None else bool(use_cache),
+            **kwargs,
+        )
+        logits = self.lm_head(states.last_hidden_state[:, -logits_to_keep:])
+        loss = None
+        if labels is not None:
+            shifted = nn.functional.pad(labels, (0, 1), value=IGNORED)[:, 1:]
+            loss = token_loss(logits, shifted, num_items_in_batch)
+        return self._output(states, loss=loss, logits=logits)
+
+
+class SplitstepForConditionalGeneration(_Vocabulary, GenerationMixin):
+    """The next token of a target, from a source and the tokens before it: translation."""
+
+    kinds = ("seq2seq",)
+    create_masks_for_generate = staticmethod(SplitstepForCausalLM.create_masks_for_generate)
+
+    def __init__(self, config: SplitstepConfig) -> None:
+        super().__init__(config)
+        self.post_init()
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """The labels shifted right behind the start token, with padding where they are ignored."""
+        start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
+        if start is None or pad is None:
+            raise UserError("to make decoder inputs from labels set decoder_start_token_id and pad_token_id")
+        shifted = nn.functional.pad(labels, (1, 0), value=start)[:, :-1]
+        return shifted.masked_fill(shifted == IGNORED, pad)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: Any = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> HeadOutput:
+        """Logits of the token that follows each place of the target."""
+        if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        states = self.model(
+            input_ids,
+            attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask,
+            encoder_outputs=encoder_outputs,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache if labels is None else bool(use_cache),
+            **kwargs,
+        )
+        logits = self.lm_head(states.last_hidden_state)
+        loss = None if labels is None else token_loss(logits, labels, num_items_in_batch)
+        return self._output(states, loss=loss, logits=logits)

@@ -1,0 +1,41 @@
+"""The published architectures as rows of data: what each changes in the configuration's defaults."""
+
+from typing import TYPE_CHECKING, Any
+
+from splitstep.solver.errors import lookup
+
+if TYPE_CHECKING:
+    from splitstep.models.configuration import SplitstepConfig
+
+# What a kind of model usually has, whatever its scheme.
+KINDS: dict[str, dict[str, Any]] = {
+    "encoder": {"hidden_act": "gelu", "position_embedding": "learned", "type_vocab_size": 2},
+    "causal": {"hidden_act": "gelu_tanh", "position_embedding": "learned"},
+    "seq2seq": {"hidden_act": "relu", "scale_embedding": True, "initialization": "xavier"},
+    "image": {"hidden_act": "gelu", "position_embedding": "learned", "layer_norm_eps": 1e-6, "vocab_size": 1},
+}
+
+# A new architecture is one row.
+PRESETS: dict[str, dict[str, Any]] = {
+    "transformer": {"splitting": "lie_trotter", "integrator": "euler"},
+    "macaron": {"splitting": "strang", "decoder_splitting": "macaron_decoder", "integrator": "euler"},
+    "parallel": {"splitting": "parallel", "integrator": "euler"},
+    "parallel-rk4": {"splitting": "parallel", "integrator": "rk4"},
+    "universal": {
+        "splitting": "lie_trotter",
+        "integrator": "euler",
+        "num_independent_layers": 1,
+        "time_embedding": "field",
+    },
+}
+
+
+def preset(name: str, kind: str = "encoder", **sizes: Any) -> "SplitstepConfig":
+    """The configuration of a published architecture; sizes and anything else by their Hugging Face names."""
+    from splitstep.models.configuration import SplitstepConfig
+
+    row = lookup("preset", name, PRESETS)
+    defaults = lookup("kind", kind, KINDS)
+    if kind != "seq2seq":
+        row = {key: value for key, value in row.items() if key != "decoder_splitting"}
+    return SplitstepConfig(**{"kind": kind} | defaults | row | sizes)
