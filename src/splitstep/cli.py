@@ -5,11 +5,13 @@ Torch and transformers take seconds to import, so each command imports what it n
 
 import json
 import sys
+import tomllib
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from splitstep import __version__
+from splitstep.models.presets import KINDS, PRESETS
 from splitstep.solver.errors import UserError, lookup
 from splitstep.solver.schemes import fixed_step_schemes
 from splitstep.solver.splittings import SPLITTINGS
@@ -64,7 +66,9 @@ def options(
 
 @app.command("list")
 def list_names(as_json: Json = False) -> None:
-    """Names of splittings and integrators, with their order.
+    """Names of presets, splittings and integrators.
+
+    A preset is a published architecture; `splitstep params PRESET` counts it.
 
     A splitting reads in the order of application; terms joined by + act together. The order of a scheme is the lower of
     the splitting's and the integrator's.
@@ -78,12 +82,70 @@ def list_names(as_json: Json = False) -> None:
         {"name": name, "order": entry.order, "stages": entry.stages, "adaptive": entry.adaptive}
         for name, entry in TABLEAUS.items()
     ]
+    presets = [{"name": name, "settings": _assignments(row)} for name, row in PRESETS.items()]
     if as_json:
-        _print_json({"splittings": splittings, "integrators": integrators})
+        _print_json({"presets": PRESETS, "kinds": KINDS, "splittings": splittings, "integrators": integrators})
         return
+    _print_table("presets", presets)
+    typer.echo()
+    _print_table("kinds of model", [{"name": name, "defaults": _assignments(row)} for name, row in KINDS.items()])
+    typer.echo()
     _print_table("splittings", [{**row, "substeps": _shortened(str(row["substeps"]))} for row in splittings])
     typer.echo()
     _print_table("integrators", integrators)
+
+
+@app.command()
+def params(
+    name: Annotated[str, typer.Argument(metavar="PRESET", help="A preset; `splitstep list` names them.")],
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", help="Settings of the configuration.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Parameters by part, which layers share weights, FLOPs and evaluations.
+
+    KEY is `kind` (encoder, causal, seq2seq, image) or any setting of the configuration, by its Hugging Face name. FLOPs
+    are those of a forward pass over a full sequence, a token; a multiplication with its addition counts as two.
+
+    Example: splitstep params parallel kind=image hidden_size=192 num_attention_heads=3 intermediate_size=768
+    num_hidden_layers=12 num_independent_layers=4 num_labels=100
+    """
+    lookup("preset", name, PRESETS)
+    chosen = dict(map(_setting, settings or []))
+    kind = str(chosen.pop("kind", "encoder"))
+    lookup("kind", kind, KINDS)
+
+    from splitstep.models.accounting import account
+    from splitstep.models.presets import preset
+
+    report = account(preset(name, kind, **chosen))
+    if as_json:
+        _print_json(report)
+        return
+    counts = [{"part": part, "parameters": f"{report[part]:,}"} for part in ("body", "embeddings", "head", "total")]
+    _print_table(f"{name}, {kind}", counts)
+    typer.echo()
+    for part, sharing in report["sharing"].items():
+        typer.echo(f"weights of the {part}'s layers  {' '.join(map(str, sharing))}")
+    evaluations = ", ".join(f"{term} {count}" for term, count in report["evaluations_per_layer"].items())
+    typer.echo(f"evaluations a layer  {evaluations}")
+    typer.echo(f"order of accuracy  {', '.join(f'{part} {order}' for part, order in report['order'].items())}")
+    typer.echo(f"FLOPs a token  {report['flops_per_token']:,} at {report['sequence_length']} tokens")
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UserError(f"a setting is KEY=VALUE, got {text!r}")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value
+
+
+def _assignments(row: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in row.items())
 
 
 @app.command()

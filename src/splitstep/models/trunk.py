@@ -90,7 +90,13 @@ class Stack(nn.Module):
         self.gradient_checkpointing = False
         self.layers = nn.ModuleList(Layer(config, part) for _ in range(self.schedule.num_independent_layers))
         self.norm = _norm(config) if self.placement.final else None
+        self._derive()
         self.halting = Halting(config) if config.halting == "act" else None
+
+    def _derive(self) -> None:
+        # torch.compile cannot trace what is derived on first use, so it is derived here.
+        splitting, tableau = self.scheme.splitting, self.scheme.tableau
+        _ = self.schedule.steps, splitting.intervals, splitting.occurrences, tableau.rows, tableau.weights
 
     def layer(self, step: Step) -> Layer:
         """The weight set that acts in this step."""
@@ -145,6 +151,12 @@ class Halting(nn.Module):
         self.threshold = 1.0 - config.halting_epsilon
         self.probability = nn.Linear(config.hidden_size, 1)
 
+    def forward(self, x: Tensor) -> Tensor:
+        """The probability with which each particle halts now."""
+        # Not a matrix product: with one column its rounding depends on where the weights lie in memory, and a loaded
+        # model would differ from the saved one in the last bit.
+        return torch.sigmoid((x * self.probability.weight).sum(-1) + self.probability.bias)
+
     def start(self, x: Tensor) -> "Halted":
         """Nothing has halted yet."""
         nothing = x.new_zeros(x.shape[:2])
@@ -164,7 +176,7 @@ class Halted:
 
     def choose(self, x: Tensor, *, last: bool) -> Tensor:
         """The share that the state after this step has in the mean: its probability, or at the end what is left."""
-        probability = torch.sigmoid(self.unit.probability(x)).squeeze(-1)
+        probability = self.unit(x)
         self.running = self.spent < self.unit.threshold
         ends = self.running & ((self.spent + probability >= self.unit.threshold) | torch.tensor(last, device=x.device))
         share = torch.where(ends, 1 - self.spent, probability) * self.running

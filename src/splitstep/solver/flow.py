@@ -5,7 +5,6 @@ A `Dynamics` says what moves the particles. It gives increments only; the residu
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from fractions import Fraction
 from typing import Any, TypeAlias
 
 import torch
@@ -84,10 +83,9 @@ def integrate(
 
 def step(x: State, now: Step, *, scheme: Scheme, dynamics: Dynamics) -> State:
     """Advance all particles from t to t + gamma: one Transformer layer."""
-    splitting = scheme.splitting
-    for index, (substep, clock) in enumerate(zip(splitting.substeps, splitting.clocks, strict=True)):
+    for index, (start, length) in enumerate(scheme.splitting.intervals):
         field = dynamics.field(now, index)
-        t, gamma = now.t + float(clock) * now.gamma, float(substep.fraction) * now.gamma
+        t, gamma = now.t + start * now.gamma, length * now.gamma
         if scheme.tableau.adaptive:
             x = _adaptive(x, t, gamma, field, scheme)
         else:
@@ -98,17 +96,17 @@ def step(x: State, now: Step, *, scheme: Scheme, dynamics: Dynamics) -> State:
 
 def _runge_kutta(x: State, t: float, gamma: float, field: Field, tableau: Tableau) -> State:
     stages: list[Tensor] = []
-    for stage, (c, row) in enumerate(zip(tableau.c, tableau.a, strict=True)):
+    for stage, (c, row) in enumerate(tableau.rows):
         # k_i = f(x + gamma * sum_j a_ij k_j, t + c_i gamma)
-        stages.append(field(_moved(x, gamma, row, stages), t + float(c) * gamma, stage))
+        stages.append(field(_moved(x, gamma, row, stages), t + c * gamma, stage))
     # x(t + gamma) = x + gamma * sum_i b_i k_i
-    return _moved(x, gamma, tableau.b, stages)
+    return _moved(x, gamma, tableau.weights, stages)
 
 
-def _moved(x: State, gamma: float, weights: Sequence[Fraction], stages: Sequence[Tensor]) -> State:
+def _moved(x: State, gamma: float, weights: Sequence[float], stages: Sequence[Tensor]) -> State:
     for weight, k in zip(weights, stages, strict=True):
         if weight:
-            x = torch.add(x, k, alpha=gamma * float(weight))
+            x = torch.add(x, k, alpha=gamma * weight)
     return x
 
 

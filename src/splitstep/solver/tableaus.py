@@ -49,6 +49,16 @@ class Tableau:
         return self.embedded is not None
 
     @cached_property
+    def rows(self) -> tuple[tuple[float, tuple[float, ...]], ...]:
+        """(node, weights of the earlier stages) of each stage, as the loop uses them."""
+        return tuple((float(node), tuple(map(float, row))) for node, row in zip(self.c, self.a, strict=True))
+
+    @cached_property
+    def weights(self) -> tuple[float, ...]:
+        """The weights b, as the loop uses them."""
+        return tuple(map(float, self.b))
+
+    @cached_property
     def order(self) -> int:
         """The order of accuracy, from Butcher's conditions: one for every rooted tree up to that size."""
         return _order(self.a, self.b)

@@ -1,0 +1,409 @@
+"""The models as citizens of Hugging Face's world."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import Trainer, TrainingArguments, pipeline
+
+import splitstep
+from splitstep import preset
+from splitstep.models.presets import PRESETS
+from splitstep.solver.errors import UserError
+
+SIZES = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 40, "num_hidden_layers": 2}
+TEXT = SIZES | {
+    "vocab_size": 50,
+    "max_position_embeddings": 32,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}
+IMAGE = SIZES | {"image_size": 32, "patch_size": 8, "num_labels": 5}
+MODELS = {
+    "SplitstepModel": ("encoder", "AutoModel"),
+    "SplitstepForMaskedLM": ("encoder", "AutoModelForMaskedLM"),
+    "SplitstepForPreTraining": ("encoder", "AutoModelForPreTraining"),
+    "SplitstepForSequenceClassification": ("encoder", "AutoModelForSequenceClassification"),
+    "SplitstepForCausalLM": ("causal", "AutoModelForCausalLM"),
+    "SplitstepForConditionalGeneration": ("seq2seq", "AutoModelForSeq2SeqLM"),
+    "SplitstepForImageClassification": ("image", "AutoModelForImageClassification"),
+}
+EVERY = [(model, name) for model in MODELS for name in PRESETS]
+
+
+def build(model, name="macaron", **more):
+    kind = MODELS[model][0]
+    return getattr(splitstep, model)(preset(name, kind, **(IMAGE if kind == "image" else TEXT) | more)).eval()
+
+
+def batch(model, rows=2):
+    kind = MODELS[model][0]
+    if kind == "image":
+        return {"pixel_values": torch.randn(rows, 3, 32, 32)}
+    ids = torch.randint(3, 50, (rows, 7))
+    mask = torch.ones_like(ids)
+    mask[-1, 4:] = 0
+    target = {"decoder_input_ids": torch.randint(3, 50, (rows, 5))} if kind == "seq2seq" else {}
+    return {"input_ids": ids, "attention_mask": mask} | target
+
+
+def labels(model, rows=2):
+    if model in ("SplitstepForSequenceClassification", "SplitstepForImageClassification"):
+        return {"labels": torch.randint(0, 2, (rows,))}
+    if model == "SplitstepModel":
+        return {}
+    length = 5 if model == "SplitstepForConditionalGeneration" else 7
+    found = {"labels": torch.randint(3, 50, (rows, length))}
+    if model == "SplitstepForPreTraining":
+        found["next_sentence_label"] = torch.randint(0, 2, (rows,))
+    return found
+
+
+def first(output):
+    return output.last_hidden_state if "last_hidden_state" in output else output.logits
+
+
+@pytest.mark.parametrize(("model", "name"), EVERY)
+def test_saved_and_loaded_through_the_auto_class_is_bit_equal(model, name, tmp_path):
+    made, inputs = build(model, name), batch(model)
+    made.save_pretrained(tmp_path)
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".safetensors"}
+    loaded = getattr(transformers, MODELS[model][1]).from_pretrained(tmp_path)
+    assert type(loaded) is type(made)
+    with torch.no_grad():
+        assert torch.equal(first(loaded.eval()(**inputs)), first(made(**inputs)))
+
+
+FRESH = """
+import sys, torch, transformers
+import splitstep
+from safetensors.torch import load_file
+folder, auto = sys.argv[1:]
+model = getattr(transformers, auto).from_pretrained(folder).eval()
+assert all(tensor.isfinite().all() for tensor in (*model.parameters(), *model.buffers()))
+data = load_file(folder + "/../inputs.safetensors")
+expected = data.pop("expected")
+with torch.no_grad():
+    found = model(**data)
+found = found.last_hidden_state if "last_hidden_state" in found else found.logits
+assert torch.equal(found, expected)
+"""
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_fresh_process_gives_the_same_bits(model, tmp_path):
+    torch.set_num_threads(1)
+    made, inputs = build(model, "universal", halting="act"), batch(model)
+    made.save_pretrained(tmp_path / "model")
+    with torch.no_grad():
+        save_file(inputs | {"expected": first(made(**inputs))}, tmp_path / "inputs.safetensors")
+    program = "import torch; torch.set_num_threads(1)\n" + FRESH
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "model"), MODELS[model][1]], check=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        "import splitstep; from transformers import AutoConfig, AutoModelForCausalLM",
+        "from transformers import AutoModelForCausalLM, AutoConfig; import splitstep",
+        "from splitstep import SplitstepForCausalLM; from transformers import AutoConfig, AutoModelForCausalLM",
+        "import splitstep; from transformers import pipeline, Trainer; from transformers import *",
+    ],
+)
+def test_models_are_registered_in_whatever_order_is_imported(order):
+    check = "import splitstep; assert AutoModelForCausalLM._model_mapping[type(AutoConfig.for_model('splitstep'))]"
+    subprocess.run([sys.executable, "-c", f"{order}; {check}"], check=True, timeout=120, capture_output=True)
+
+
+def test_importing_the_package_is_quick_because_it_imports_nothing_heavy():
+    check = "import sys, splitstep; assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
+
+
+class TestLoading:
+    """What does not fit is refused by name."""
+
+    BODY = "model.encoder.stack.layers.0.interaction.0.operator.q_proj.weight"
+
+    @pytest.fixture
+    def folder(self, tmp_path):
+        build("SplitstepForMaskedLM").save_pretrained(tmp_path)
+        return tmp_path
+
+    def alter(self, folder, change):
+        weights = load_file(folder / "model.safetensors")
+        change(weights)
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    def test_a_missing_tensor_of_the_body(self, folder):
+        self.alter(folder, lambda weights: weights.pop(self.BODY))
+        with pytest.raises(UserError, match=rf"do not fit SplitstepForMaskedLM: {self.BODY}: missing"):
+            splitstep.SplitstepForMaskedLM.from_pretrained(folder)
+
+    def test_a_wrong_shape(self, folder):
+        self.alter(folder, lambda weights: weights.update({self.BODY: torch.zeros(3, 3)}))
+        with pytest.raises(UserError, match=rf"{self.BODY}: \(3, 3\) instead of \(32, 32\)"):
+            splitstep.SplitstepForMaskedLM.from_pretrained(folder)
+
+    def test_an_unknown_configuration_key(self, folder):
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"hiden_size": 3}))
+        with pytest.raises(UserError, match="unknown configuration key 'hiden_size'"):
+            splitstep.SplitstepForMaskedLM.from_pretrained(folder)
+
+    def test_a_new_head_is_named_in_one_line(self, folder, capfd):
+        with pytest.warns(UserWarning, match="new in .*, initialised at random: classifier.bias, classifier.weight"):
+            splitstep.SplitstepForSequenceClassification.from_pretrained(folder)
+        assert "LOAD REPORT" not in "".join(capfd.readouterr())
+
+    def test_a_head_of_another_size_is_new_only_where_asked(self, tmp_path):
+        build("SplitstepForSequenceClassification", num_labels=3).save_pretrained(tmp_path)
+        with pytest.raises(UserError, match=r"classifier.weight: \(3, 32\) instead of \(7, 32\)"):
+            splitstep.SplitstepForSequenceClassification.from_pretrained(tmp_path, num_labels=7)
+        with pytest.warns(UserWarning, match="initialised at random"):
+            splitstep.SplitstepForSequenceClassification.from_pretrained(
+                tmp_path, num_labels=7, ignore_mismatched_sizes=True
+            )
+
+    def test_a_model_of_another_kind(self):
+        with pytest.raises(UserError, match="SplitstepForCausalLM needs kind 'causal', got 'encoder'"):
+            splitstep.SplitstepForCausalLM(preset("macaron", "encoder"))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_losses_train(model):
+    made = build(model, halting="act").train()
+    given = labels(model)
+    if not given:
+        return
+    inputs = batch(model) | given
+    out = made(**inputs)
+    assert out.loss.isfinite()
+    assert out.ponder_cost is not None
+    out.loss.backward()
+    without = {n for n, p in made.named_parameters() if p.grad is None}
+    assert not without
+
+
+def test_the_loss_of_an_update_divides_by_its_tokens():
+    made = build("SplitstepForCausalLM")
+    ids = torch.randint(3, 50, (2, 6))
+    given = ids.clone()
+    given[0, 3:] = -100
+    mean = made(ids, labels=given).loss
+    count = int((given[:, 1:] != -100).sum())
+    torch.testing.assert_close(made(ids, labels=given, num_items_in_batch=2 * count).loss, mean / 2)
+
+
+def test_a_label_that_is_none_is_refused():
+    with pytest.raises(UserError, match="label 9 is none of the 2 labels 0 to 1"):
+        build("SplitstepForSequenceClassification")(
+            **batch("SplitstepForSequenceClassification"), labels=torch.tensor([9, 0])
+        )
+
+
+def test_a_text_that_is_too_long_is_refused():
+    with pytest.raises(UserError, match="a sequence of 40 tokens is longer than max_position_embeddings = 32"):
+        build("SplitstepForCausalLM")(torch.randint(3, 50, (1, 40)))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_hidden_states_and_attentions_on_request(model):
+    made, inputs = build(model, "parallel-rk4", steps_per_layer=2), batch(model)
+    with torch.no_grad():
+        plain, out = made(**inputs), made(**inputs, output_hidden_states=True, output_attentions=True)
+    torch.testing.assert_close(first(out), first(plain), atol=1e-5, rtol=0)
+    decoder = model == "SplitstepForConditionalGeneration"
+    states = out.decoder_hidden_states if decoder else out.hidden_states
+    attentions = out.decoder_attentions if decoder else out.attentions
+    assert len(states) == 1 + 2
+    assert len(attentions) == 2 * 2 * 4  # layers x inner steps x stages
+    for weights in attentions:
+        torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
+    if "last_hidden_state" in out:
+        assert torch.equal(states[-1], out.last_hidden_state)
+
+
+@pytest.mark.parametrize("implementation", ["auto", "sdpa", "eager"])
+def test_attention_implementations_agree(implementation, tmp_path):
+    made, inputs = build("SplitstepForMaskedLM"), batch("SplitstepForMaskedLM")
+    made.save_pretrained(tmp_path)
+    other = splitstep.SplitstepForMaskedLM.from_pretrained(tmp_path, attn_implementation=implementation).eval()
+    assert other.config._attn_implementation == implementation
+    with torch.no_grad():
+        torch.testing.assert_close(first(other(**inputs)), first(made(**inputs)), atol=1e-5, rtol=0)
+        made.set_attn_implementation(implementation)
+        torch.testing.assert_close(first(other(**inputs)), first(made(**inputs)), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_works_in_bf16_and_under_autocast(model):
+    made, inputs = build(model, "parallel-rk4"), batch(model)
+    with torch.no_grad():
+        exact = first(made(**inputs))
+        with torch.autocast("cpu", torch.bfloat16):
+            mixed = first(made(**inputs))
+        half = first(made.bfloat16()(**inputs))
+    assert half.dtype == torch.bfloat16
+    for found in (mixed, half):
+        assert (found.float() - exact).norm() / exact.norm() < 0.05
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_works_on_the_meta_device(model):
+    with torch.device("meta"):
+        made = build(model)
+        assert all(parameter.is_meta for parameter in made.parameters())
+
+
+@pytest.mark.parametrize("model", ["SplitstepForMaskedLM", "SplitstepForConditionalGeneration"])
+def test_gradient_checkpointing_enabled_by_hugging_face_changes_no_gradient(model):
+    made = build(model, "parallel-rk4", num_independent_layers=1, dropout=0.2, drop_path=0.2).train()
+    inputs = batch(model) | labels(model)
+    found = []
+    for enable in (False, True):
+        if enable:
+            made.gradient_checkpointing_enable()
+        made.zero_grad()
+        torch.manual_seed(0)
+        made(**inputs).loss.backward()
+        found.append([parameter.grad.clone() for parameter in made.parameters()])
+    assert all(torch.equal(plain, kept) for plain, kept in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("model", ["SplitstepForMaskedLM", "SplitstepForCausalLM", "SplitstepForConditionalGeneration"])
+def test_token_embeddings_can_be_resized(model, tied):
+    made, inputs = build(model, tie_word_embeddings=tied), batch(model)
+    with torch.no_grad():
+        before = made(**inputs).logits
+        made.resize_token_embeddings(57)
+        after = made(**inputs).logits
+    assert after.shape[-1] == made.config.vocab_size == 57
+    torch.testing.assert_close(after[..., :50], before)
+    assert (made.get_output_embeddings().weight is made.get_input_embeddings().weight) == tied
+
+
+COMPILED = """
+import torch
+from splitstep import SplitstepForMaskedLM, preset
+from splitstep.models.presets import PRESETS
+
+sizes = dict(hidden_size=32, num_attention_heads=4, intermediate_size=40, num_hidden_layers=2, vocab_size=50)
+ids = torch.randint(3, 50, (2, 7))
+batch = {"input_ids": ids, "attention_mask": (torch.arange(7) < torch.tensor([[7], [4]])).long(), "labels": ids}
+for name in PRESETS:
+    model = SplitstepForMaskedLM(preset(name, **sizes))
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    found = []
+    for run in (model, compiled):
+        model.zero_grad()
+        out = run(**batch)
+        out.loss.backward()
+        found.append([out.logits.detach(), *(parameter.grad.clone() for parameter in model.parameters())])
+    for plain, traced in zip(*found, strict=True):
+        torch.testing.assert_close(plain, traced, atol=1e-5, rtol=1e-4)
+"""
+
+
+def test_compiled_is_eager_forwards_and_backwards_in_one_graph():
+    """In a process of its own: what checks shapes in these tests cannot be traced."""
+    subprocess.run([sys.executable, "-c", COMPILED], check=True, timeout=250)
+
+
+def test_lora_on_the_attention_projections_trains_only_itself():
+    from peft import LoraConfig, get_peft_model
+
+    made = get_peft_model(
+        build("SplitstepForSequenceClassification"), LoraConfig(target_modules=["q_proj", "v_proj"], r=2)
+    )
+    trained = {name for name, parameter in made.named_parameters() if parameter.requires_grad}
+    assert trained
+    assert all("lora_" in name for name in trained)
+    made(**batch("SplitstepForSequenceClassification"), labels=torch.tensor([0, 1])).loss.backward()
+    assert all(p.grad is not None for n, p in made.named_parameters() if n in trained)
+
+
+class Copying(torch.utils.data.Dataset):
+    """Sequences whose target is their source."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        ids = torch.randint(3, 50, (6,), generator=generator)
+        return {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def test_hugging_faces_trainer_trains_and_resumes_a_folder(tmp_path):
+    made = build("SplitstepForConditionalGeneration", "macaron")
+    arguments = TrainingArguments(
+        tmp_path,
+        max_steps=30,
+        per_device_train_batch_size=16,
+        learning_rate=5e-3,
+        report_to=[],
+        logging_steps=5,
+        disable_tqdm=True,
+        use_cpu=True,
+        save_steps=30,
+        dataloader_pin_memory=False,
+    )
+    trainer = Trainer(made, arguments, train_dataset=Copying())
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses[-1] < losses[0]
+    loaded = splitstep.SplitstepForConditionalGeneration.from_pretrained(tmp_path / "checkpoint-30").eval()
+    inputs = batch("SplitstepForConditionalGeneration")
+    with torch.no_grad():
+        assert torch.equal(loaded(**inputs).logits, made.eval()(**inputs).logits)
+
+
+@pytest.fixture
+def tokenizer():
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["<pad>", "<s>", "</s>", "<unk>", "[MASK]", "tokens", "are", "particles"]
+    fast = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=fast,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        mask_token="[MASK]",
+    )
+
+
+@pytest.mark.parametrize(
+    ("task", "model", "text", "key"),
+    [
+        ("text-generation", "SplitstepForCausalLM", "tokens are", "generated_text"),
+        ("fill-mask", "SplitstepForMaskedLM", "tokens are [MASK]", "token_str"),
+        ("text-classification", "SplitstepForSequenceClassification", "tokens are particles", "label"),
+    ],
+)
+def test_pipelines_of_texts(task, model, text, key, tokenizer, tmp_path):
+    build(model).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    more = {"max_new_tokens": 3} if task == "text-generation" else {"top_k": 2} if task == "fill-mask" else {}
+    (answer, *_) = pipeline(task, model=str(tmp_path), device="cpu")(text, **more)
+    assert key in answer
+
+
+def test_pipeline_of_images(tmp_path):
+    from PIL import Image
+    from transformers import ViTImageProcessorPil
+
+    build("SplitstepForImageClassification").save_pretrained(tmp_path)
+    ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
+    answer = pipeline("image-classification", model=str(tmp_path), device="cpu")(Image.new("RGB", (40, 40)))
+    assert len(answer) == 5
