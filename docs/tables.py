@@ -9,12 +9,13 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from splitstep.models.presets import KINDS, PRESETS, preset
 from splitstep.solver.schemes import scheme
 from splitstep.solver.splittings import SPLITTINGS
 from splitstep.solver.tableaus import TABLEAUS
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/mathematics.md")
+PAGES = ("README.md", "docs/mathematics.md", "docs/models.md")
 
 
 def markdown(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
@@ -57,7 +58,35 @@ def integrators() -> str:
     return markdown(["integrator", "order", "evaluations a sub-step", ""], rows)
 
 
-TABLES: dict[str, Callable[[], str]] = {"orders": orders, "splittings": splittings, "integrators": integrators}
+def presets() -> str:
+    """Every preset with what it changes."""
+    rows = [[f"`{name}`", ", ".join(f"`{key}={value}`" for key, value in row.items())] for name, row in PRESETS.items()]
+    return markdown(["preset", "settings"], rows)
+
+
+def preset_parameters() -> str:
+    """Every preset of every kind with the default sizes: parameters, operations, evaluations, order."""
+    from splitstep.models.accounting import account
+
+    rows = []
+    for name in PRESETS:
+        for kind in KINDS:
+            report = account(preset(name, kind))
+            evaluations = ", ".join(f"{term} {count}" for term, count in report["evaluations_per_layer"].items())
+            orders = ", ".join(map(str, dict.fromkeys(report["order"].values())))
+            flops = f"{report['flops_per_token'] / 1e6:.1f} M"
+            rows.append([f"`{name}`", kind, f"{report['total']:,}", f"{report['body']:,}", flops, evaluations, orders])
+    header = ["preset", "kind", "parameters", "of them body", "FLOPs a token", "evaluations a layer", "order"]
+    return markdown(header, rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "orders": orders,
+    "splittings": splittings,
+    "integrators": integrators,
+    "presets": presets,
+    "preset_parameters": preset_parameters,
+}
 
 
 def filled(page: str) -> str:
