@@ -17,22 +17,17 @@ from splitstep.solver.errors import UserError
 
 
 @dataclass
-class HeadOutput(ModelOutput):
-    """Loss and logits, and whatever the states below gave."""
+class Scores(ModelOutput):
+    """What a head makes of the states."""
 
     loss: Tensor | None = None
     logits: Tensor | None = None
     seq_relationship_logits: Tensor | None = None
-    past_key_values: Any = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    attentions: tuple[Tensor, ...] | None = None
-    decoder_hidden_states: tuple[Tensor, ...] | None = None
-    decoder_attentions: tuple[Tensor, ...] | None = None
-    cross_attentions: tuple[Tensor, ...] | None = None
-    encoder_last_hidden_state: Tensor | None = None
-    encoder_hidden_states: tuple[Tensor, ...] | None = None
-    encoder_attentions: tuple[Tensor, ...] | None = None
-    ponder_cost: Tensor | None = None
+
+
+@dataclass
+class HeadOutput(States, Scores):
+    """Loss and logits first, then the states below."""
 
 
 class _Headed(SplitstepPreTrainedModel):
@@ -50,11 +45,9 @@ class _Headed(SplitstepPreTrainedModel):
         self.main_input_name = self.model.main_input_name
 
     def _output(self, states: States, *, loss: Tensor | None, **logits: Any) -> HeadOutput:
-        names = HeadOutput.__dataclass_fields__
-        handed = {name: value for name, value in states.items() if name in names}
-        if loss is not None and handed.get("ponder_cost") is not None:
-            loss = loss + self.config.ponder_weight * handed["ponder_cost"].mean()
-        return HeadOutput(loss=loss, **logits, **handed)
+        if loss is not None and states.ponder_cost is not None:
+            loss = loss + self.config.ponder_weight * states.ponder_cost.mean()
+        return HeadOutput(loss=loss, **logits, **states)
 
 
 class _Vocabulary(_Headed):
@@ -165,16 +158,15 @@ class SplitstepForPreTraining(SplitstepForMaskedLM):
         **kwargs: Any,
     ) -> HeadOutput:
         """Both logits; the loss is the mean of masked tokens plus the mean of sentence pairs."""
-        states = self.model(input_ids, attention_mask, **kwargs)
-        logits = self._logits(states.last_hidden_state)
-        related = self.next_sentence(self.pool(states.last_hidden_state, attention_mask))
-        losses = []
-        if labels is not None:
-            losses.append(token_loss(logits, labels, num_items_in_batch))
+        kwargs["return_dict"] = True
+        out: HeadOutput = super().forward(input_ids, attention_mask, labels, num_items_in_batch, **kwargs)
+        assert out.last_hidden_state is not None
+        related = self.next_sentence(self.pool(out.last_hidden_state, attention_mask))
+        out.seq_relationship_logits = related
         if next_sentence_label is not None:
-            losses.append(nn.functional.cross_entropy(related.float(), next_sentence_label.view(-1)))
-        loss = torch.stack(losses).sum() if losses else None
-        return self._output(states, loss=loss, logits=logits, seq_relationship_logits=related)
+            pairs = nn.functional.cross_entropy(related.float(), next_sentence_label.view(-1))
+            out.loss = pairs if out.loss is None else out.loss + pairs
+        return out
 
 
 class _Classifier(_Headed):
