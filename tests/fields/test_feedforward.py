@@ -2,8 +2,9 @@ import pytest
 import torch
 from torch import nn
 
+from splitstep import SplitstepModel, preset
 from splitstep.fields.evaluation import Evaluation, Sight
-from splitstep.fields.feedforward import ACTIVATIONS, FeedForward
+from splitstep.fields.feedforward import ACTIVATIONS, FeedForward, Rotation
 from splitstep.fields.noise import Noise
 
 AT = Evaluation(0.0, Noise(training=False), Sight())
@@ -26,3 +27,51 @@ def test_each_activation_is_what_its_name_says(activation):
 def test_convection_moves_every_particle_by_itself(activation):
     field, z = FeedForward(6, 10, activation=activation), torch.randn(2, 3, 6)
     torch.testing.assert_close(field(z, AT)[:, 1:2], field(z[:, 1:2], AT))
+
+
+def network(kind, **more):
+    """A feed-forward network of a model, initialised as the model does it."""
+    sizes = {
+        "hidden_size": 16,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "vocab_size": 9,
+    }
+    model = SplitstepModel(preset("transformer", **sizes, feed_forward=kind, hidden_act="relu", **more))
+    return model.encoder.stack.layers[0].convection[0].operator
+
+
+def at(depth):
+    return Evaluation(depth, Noise(training=False), Sight(), depth)
+
+
+def test_the_published_random_network_gives_its_bias_in_the_first_layer():
+    field, z = network("random"), torch.randn(2, 3, 16)
+    nn.init.normal_(field.down_proj.bias)
+    torch.testing.assert_close(field(z, at(0.0)), field.down_proj.bias.expand(2, 3, 16), atol=1e-6, rtol=0)
+    assert (field(z, at(1.0)) - field.down_proj.bias).abs().max() > 1e-4
+
+
+def test_the_rotated_network_moves_in_the_first_layer_too():
+    field, z = network("rotated"), torch.randn(2, 3, 16)
+    drift = [field(z, at(depth)) for depth in (0.0, 1.0, 2.0)]
+    assert drift[0].std() > 0.1
+    assert (drift[0] - drift[1]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("size", [16, 24, 96, 512])
+@pytest.mark.parametrize("time", [1.0, 2.5, 6.0])
+def test_rotations_are_orthogonal_at_every_time(size, time):
+    config = preset(
+        "transformer", hidden_size=size, num_attention_heads=2, intermediate_size=size, feed_forward="rotated"
+    )
+    model = SplitstepModel(config.__class__(**config.to_dict() | {"num_hidden_layers": 1, "vocab_size": 3}))
+    for rotation in (module.double() for module in model.modules() if isinstance(module, Rotation)):
+        matrix = rotation(torch.eye(size, dtype=torch.float64), time)
+        torch.testing.assert_close(matrix @ matrix.T, torch.eye(size, dtype=torch.float64), atol=1e-6, rtol=0)
+
+
+def test_few_parameters_are_trained():
+    counts = {kind: sum(p.numel() for p in network(kind).parameters()) for kind in ("full", "random", "rotated")}
+    assert counts == {"full": 8 * 16**2 + 5 * 16, "random": 10 * 16, "rotated": 13 * 16}

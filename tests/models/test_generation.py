@@ -23,6 +23,20 @@ SCHEMES = {name: {} for name in PRESETS} | {
     "suzuki4-heun": {"splitting": "suzuki4", "integrator": "heun"},
     "universal-published": {"time_embedding": "state", "halting": "act", "num_independent_layers": 1},
     "rotary": {"position_embedding": "rotary"},
+    "bilinear-strang-heun": {
+        "attention": "evolved",
+        "evolution": "bilinear",
+        "num_segments": 2,
+        "splitting": "strang",
+        "integrator": "heun",
+    },
+    "evolved-parallel-rotated": {
+        "attention": "evolved",
+        "feed_forward": "rotated",
+        "splitting": "parallel",
+        "integrator": "midpoint",
+        "intermediate_size": 64,
+    },
 }
 VARIANTS = [{"norm": norm, "steps_per_layer": steps} for norm in ("pre", "post") for steps in (1, 2)]
 MODELS = {"causal": SplitstepForCausalLM, "seq2seq": SplitstepForConditionalGeneration}

@@ -158,3 +158,151 @@ def test_arrays_that_do_not_fit_are_refused_by_name(change, complaint):
 def test_an_unknown_system_is_refused():
     with pytest.raises(UserError, match=r"unknown published system 'macron'.*did you mean 'macaron'"):
         load_published("macron", {}, num_heads=1)
+
+
+def transevolve_arrays(feed_forward, *, segments=2, layers=3, tau=SIZE // HEADS):
+    """Weights under the names of TransEvolve's release, with random values."""
+    rng = np.random.default_rng(1)
+    arrays = {}
+    width = SIZE + HEADS * tau
+
+    def put(name, *shape, scale=0.3):
+        arrays[name] = (rng.standard_normal(shape) * scale).astype(np.float32)
+
+    def norm(name):
+        put(f"{name}.gamma", SIZE)
+        put(f"{name}.beta", SIZE)
+
+    put("embedding", VOCABULARY, SIZE)
+    for part, kinds in (("encoder", {"": "attention"}), ("decoder", {"self.": "self", "cross.": "cross"})):
+        for b in range(segments):
+            for prefix in kinds:
+                put(f"{part}.segment{b}.{prefix}query_projection", width, width)
+                put(f"{part}.segment{b}.{prefix}key_projection", width, width)
+            norm(f"{part}.segment{b}.out_norm")
+            for i in range(layers):
+                layer = f"{part}.segment{b}.layer{i}"
+                for name in kinds.values():
+                    put(f"{layer}.{name}.coefficients", HEADS * tau, scale=1.0)
+                    put(f"{layer}.{name}.linear_out", SIZE, SIZE)
+                    norm(f"{layer}.{name}.norm")
+                norm(f"{layer}.ff.norm")
+                for k, (rows, columns) in enumerate(((SIZE, WIDTH), (WIDTH, SIZE)), start=1):
+                    put(f"{layer}.ff.{k}.bias", columns)
+                    if feed_forward == "full":
+                        put(f"{layer}.ff.{k}.kernel", rows, columns)
+                    else:
+                        put(f"{layer}.ff.{k}.svals", rows, 1, scale=2.0)
+                        put(f"{layer}.ff.{k}.G_U", rows, rows // 2, scale=rows)
+                        put(f"{layer}.ff.{k}.G_V", columns, columns // 2, scale=columns)
+    return arrays
+
+
+class TransEvolveReference:
+    """TransEvolve as released, every term of its operator computed, in double precision."""
+
+    def __init__(self, arrays, segments=2, layers=3):
+        self.w = {name: torch.from_numpy(value).double() for name, value in arrays.items()}
+        self.segments, self.layers = segments, layers
+
+    def norm(self, name, x):
+        return functional.layer_norm(x, (SIZE,), self.w[f"{name}.gamma"], self.w[f"{name}.beta"], eps=1e-3)
+
+    @staticmethod
+    def heads(x):
+        return x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+
+    def operator(self, name, x, y):
+        query_matrix, key_matrix = self.w[f"{name}query_projection"], self.w[f"{name}key_projection"]
+        query, key = x @ query_matrix[:, :SIZE].T, y @ key_matrix[:, :SIZE].T
+        width = query.shape[-1]
+        a0 = self.heads(query) @ self.heads(key).transpose(-1, -2) / math.sqrt(width / HEADS)
+        query_time, key_time = (m[:, SIZE:].reshape(width, HEADS, -1) for m in (query_matrix, key_matrix))
+        a1q = torch.einsum("bnc,cht->bhnt", query, key_time)
+        a1k = torch.einsum("bnc,cht->bhnt", key, query_time)
+        return a0, a1q, a1k, torch.einsum("cht,cht->ht", query_time, key_time)
+
+    def attention(self, operator, name, values, depth, hidden):
+        a0, a1q, a1k, a2 = operator
+        w = self.w[f"{name}.coefficients"]
+        phase = depth * math.pi / 64 * torch.arange(len(w) // 2, dtype=torch.float64)
+        time = (w * torch.cat((phase.sin(), phase.cos()))).view(HEADS, -1)
+        scores = a0 + torch.einsum("bhnt,ht->bhn", a1q, time)[..., None]
+        scores = scores + torch.einsum("bhmt,ht->bhm", a1k, time)[:, :, None, :]
+        scores = scores + torch.einsum("ht,ht->h", a2, time**2)[:, None, None]
+        mixed = (scores - 1e9 * hidden).softmax(-1) @ self.heads(self.norm(f"{name}.norm", values))
+        return mixed.transpose(1, 2).flatten(2) @ self.w[f"{name}.linear_out"]
+
+    def projection(self, name, h, depth):
+        if f"{name}.kernel" in self.w:
+            return h @ self.w[f"{name}.kernel"] + self.w[f"{name}.bias"]
+        left, right = self.w[f"{name}.G_U"], self.w[f"{name}.G_V"]
+        a, c = len(left), len(right)
+        angles = [depth * math.pi / len(g) * torch.arange(g.shape[1], dtype=torch.float64) * g for g in (left, right)]
+        u, v = (torch.cat((angle.sin(), angle.cos()), dim=1) / math.sqrt(c) for angle in angles)
+        sigma = torch.zeros(a, c, dtype=torch.float64)
+        for j in range(min(a, c)):
+            sigma[j, j] = self.w[f"{name}.svals"][j, 0]
+        return h @ (u @ sigma @ v) + self.w[f"{name}.bias"]
+
+    def ff(self, name, x, depth):
+        inner = self.projection(f"{name}.ff.1", self.norm(f"{name}.ff.norm", x), depth).relu()
+        return self.projection(f"{name}.ff.2", inner, depth)
+
+    def embed(self, ids):
+        half = SIZE // 2
+        scale = torch.exp(torch.arange(half, dtype=torch.float64) * -(math.log(10000) / (half - 1)))
+        angle = torch.arange(ids.shape[1], dtype=torch.float64)[:, None] * scale
+        return math.sqrt(SIZE) * self.w["embedding"][ids] + torch.cat((angle.sin(), angle.cos()), dim=1)
+
+    def logits(self, source, target):
+        padding = (source == 0).double()[:, None, None]
+        future = torch.ones(target.shape[1], target.shape[1]).triu(1)
+        x = self.embed(source)
+        for b in range(self.segments):
+            operator = self.operator(f"encoder.segment{b}.", x, x)
+            for i in range(self.layers):
+                name = f"encoder.segment{b}.layer{i}"
+                x = x + self.attention(operator, f"{name}.attention", x, i, padding)
+                x = x + self.ff(name, x, i)
+            x = self.norm(f"encoder.segment{b}.out_norm", x)
+        memory, x = x, self.embed(target)
+        for b in range(self.segments):
+            own = self.operator(f"decoder.segment{b}.self.", x, x)
+            cross = self.operator(f"decoder.segment{b}.cross.", x, memory)
+            for i in range(self.layers):
+                name = f"decoder.segment{b}.layer{i}"
+                x = x + self.attention(own, f"{name}.self", x, i, future)
+                x = x + self.attention(cross, f"{name}.cross", memory, i, padding)
+                x = x + self.ff(name, x, i)
+            x = self.norm(f"decoder.segment{b}.out_norm", x)
+        return x @ self.w["embedding"].T
+
+
+@pytest.mark.parametrize("feed_forward", ["full", "random"])
+@pytest.mark.parametrize("tau", [SIZE // HEADS, 6])
+def test_transevolve_gives_the_published_logits(feed_forward, tau):
+    arrays = transevolve_arrays(feed_forward, tau=tau)
+    model = load_published("transevolve", arrays, num_heads=HEADS)
+    source, target = torch.randint(3, VOCABULARY, (2, 7)), torch.randint(3, VOCABULARY, (2, 5))
+    source[1, 4:] = 0
+    with torch.no_grad():
+        found = model(input_ids=source, attention_mask=(source != 0).long(), decoder_input_ids=target).logits
+    expected = TransEvolveReference(arrays).logits(source, target)
+    assert expected.std() > 0.1
+    torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda a: a.pop("embedding"), "embedding is missing"),
+        (lambda a: a.pop("decoder.segment1.layer2.cross.coefficients"), "layer2.cross.coefficients is missing"),
+        (lambda a: a.update({"encoder.segment0.surprise": np.zeros(2)}), "unknown array encoder.segment0.surprise"),
+    ],
+)
+def test_transevolve_arrays_that_do_not_fit_are_refused_by_name(change, complaint):
+    arrays = transevolve_arrays("full")
+    change(arrays)
+    with pytest.raises(UserError, match=complaint):
+        load_published("transevolve", arrays, num_heads=HEADS)

@@ -35,12 +35,14 @@ class Sight:
     store: KeyValues | None = None
     kernel: str = "auto"
     record: list[Tensor] | None = None
+    operator: object | None = None  # of evolved attention: what its segment computed when it began
 
 
 @dataclass
 class Evaluation:
-    """The time, the noise of the sub-step, and whom the particles see."""
+    """The time, the noise of the sub-step, whom the particles see, and how many layers deep in its segment it is."""
 
     t: float | Tensor
     noise: Noise
     sight: Sight
+    depth: float | Tensor = 0.0

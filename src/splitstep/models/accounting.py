@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from splitstep.fields.feedforward import GATED
+from splitstep.fields.feedforward import GATED, Rotation
 from splitstep.models.backbone import SplitstepPreTrainedModel
 from splitstep.models.configuration import SplitstepConfig
 from splitstep.models.heads import (
@@ -68,29 +68,58 @@ def flops_per_token(config: SplitstepConfig, *, length: int | None = None) -> in
     one token is a pair of them. Training costs three times as much.
     """
     n = sequence_length(config) if length is None else length
-    d = config.hidden_size
-    total = 0
+    total = 0.0
     for part in config.parts:
         scheme, steps = config.scheme(part), len(config.schedule(part).steps)
-        matrices = 3 if config.hidden_act in GATED else 2
-        seen = 4 * n * d  # scores, and the mean of values
-        once = {
-            "interaction": 8 * d * d + seen,
-            "coupling": 4 * d * d + seen,
-            "convection": 2 * matrices * d * config.feed_forward_width(part),
-        }
-        total += steps * sum(scheme.evaluations(term) * once[term] for term in scheme.splitting.terms)
-        # The keys and values of the source are computed once a sub-step, not once a stage.
-        total += steps * scheme.splitting.uses("coupling") * 4 * d * d
-    return total + _outer_flops(config, n)
+        attention = _evolved_flops if config.attention == "evolved" else _full_flops
+        for term in scheme.splitting.terms:
+            if term == "convection":
+                total += steps * scheme.evaluations(term) * _convection_flops(config, part, n)
+            else:
+                evaluation, substep, segment = attention(config, term, n)
+                total += steps * (scheme.evaluations(term) * evaluation + scheme.splitting.uses(term) * substep)
+                total += config.num_segments * segment
+    return round(total + _outer_flops(config, n))
 
 
-def _outer_flops(config: SplitstepConfig, n: int) -> int:
+def _full_flops(config: SplitstepConfig, term: str, n: int) -> tuple[int, int, int]:
+    """(an evaluation, a sub-step, a segment) of attention: scores and means of values, and the projections."""
+    d = config.hidden_size
+    if term == "interaction":
+        return 8 * d * d + 4 * n * d, 0, 0
+    # The keys and values of the source are computed once a sub-step, not once a stage.
+    return 4 * d * d + 4 * n * d, 4 * d * d, 0
+
+
+def _evolved_flops(config: SplitstepConfig, term: str, n: int) -> tuple[int, int, int]:
+    """The same of evolved attention, in the forms it is computed in."""
+    d, heads = config.hidden_size, config.num_attention_heads
+    time = heads * config.evolved_time_dim
+    projections = 4 * d * (d + time)
+    if config.evolution == "bilinear":  # an ordinary kernel, one channel wider
+        return 2 * d * d + 4 * n * (d + time + heads), 0, projections
+    # E and the answer of the keys once a segment; then the biases, E @ [w v | w], and the way out
+    once = projections + 2 * (d + time) * time + 2 * n * (d + time)
+    return 2 * time + 2 * n * (d + heads) + 2 * d * d, 0, once
+
+
+def _convection_flops(config: SplitstepConfig, part: str, n: int) -> float:
+    d, width = config.hidden_size, config.feed_forward_width(part)
+    if config.feed_forward == "rotated":
+        rotation = Rotation(d)
+        return (width // d) * 2 * 2 * 2 * d * (rotation.rows + rotation.columns)
+    matrices = 3 if config.hidden_act in GATED else 2
+    # A random network builds its two matrices anew at every time, for all tokens of a pass.
+    building = 4 * d * min(d, width) * width / n if config.feed_forward == "random" else 0
+    return 2 * matrices * d * width + building
+
+
+def _outer_flops(config: SplitstepConfig, n: int) -> float:
     d = config.hidden_size
     if config.kind == "image":
         patches = (config.image_size // config.patch_size) ** 2
         cut = 2 * config.num_channels * config.patch_size**2 * d * patches
-        return (cut + 2 * d * (config.num_labels or 0)) // n
+        return (cut + 2 * d * (config.num_labels or 0)) / n
     transform = 2 * d * d if config.kind == "encoder" and config.mlm_transform else 0
     return transform + 2 * d * config.vocab_size
 

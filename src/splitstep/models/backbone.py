@@ -17,6 +17,8 @@ from transformers.utils import ModelOutput, can_return_tuple
 
 from splitstep.fields.attention import KERNELS, Attention
 from splitstep.fields.evaluation import Sight
+from splitstep.fields.evolution import BilinearAttention, EvolvedAttention, PublishedCondition
+from splitstep.fields.feedforward import RandomProjection, RotatedFeedForward, Rotation
 from splitstep.models.configuration import SplitstepConfig
 from splitstep.models.embeddings import ImageEmbeddings, TextEmbeddings
 from splitstep.models.trunk import Record, Stack
@@ -149,8 +151,39 @@ class SplitstepPreTrainedModel(PreTrainedModel):
                     init.trunc_normal_(parameter, std=std)
         elif isinstance(module, nn.LayerNorm | nn.RMSNorm) and module.weight is not None:
             init.ones_(module.weight)
+        else:
+            _init_evolution(module, std)
         bias = getattr(module, "bias", None)
         if isinstance(bias, nn.Parameter):
+            init.zeros_(bias)
+
+
+def _init_evolution(module: nn.Module, std: float) -> None:
+    """The modules of TransEvolve: bare parameters, and buffers that are drawn once and never trained."""
+    if isinstance(module, PublishedCondition):
+        init.normal_(module.query_time, std=std)
+        if module.key_time is not None:
+            init.normal_(module.key_time, std=std)
+    elif isinstance(module, EvolvedAttention):
+        limit = (6 / len(module.coefficients)) ** 0.5
+        init.uniform_(module.coefficients, -limit, limit)
+        if isinstance(module, BilinearAttention):
+            init.zeros_(module.temperature)
+    elif isinstance(module, RandomProjection):
+        limit = (6 / module.rank) ** 0.5
+        init.uniform_(module.values, -limit, limit)
+        init.normal_(module.left, std=float(len(module.left)))
+        init.normal_(module.right, std=float(len(module.right)))
+    elif isinstance(module, Rotation):
+        pairs = len(module.frequencies)
+        init.copy_(module.signs, torch.randint(0, 2, module.signs.shape, device=module.signs.device) * 2.0 - 1)
+        init.orthogonal_(module.row_mixture)
+        init.orthogonal_(module.column_mixture)
+        init.copy_(module.frequencies, torch.arange(1, pairs + 1, device=module.signs.device) * (torch.pi / pairs))
+    elif isinstance(module, RotatedFeedForward):
+        init.ones_(module.up_scales)
+        init.constant_(module.down_scales, len(module.down_scales) ** -0.5)
+        for bias in (module.up_biases, module.down_bias):
             init.zeros_(bias)
 
 

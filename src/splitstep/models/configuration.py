@@ -7,7 +7,8 @@ from typing import Any, ClassVar, get_args
 from transformers import PreTrainedConfig
 
 from splitstep.fields.attention import KERNELS
-from splitstep.fields.feedforward import ACTIVATIONS
+from splitstep.fields.evolution import EVOLUTIONS
+from splitstep.fields.feedforward import ACTIVATIONS, FEED_FORWARDS, GATED
 from splitstep.fields.norms import NORMS, PLACEMENTS
 from splitstep.models.presets import KINDS
 from splitstep.solver.errors import UserError, lookup, unknown
@@ -15,6 +16,7 @@ from splitstep.solver.schedules import TIME_EMBEDDINGS, Schedule
 from splitstep.solver.schemes import Scheme, Tolerance, scheme
 from splitstep.solver.sinusoids import LADDERS
 
+ATTENTIONS = {"full": "computed in every layer", "evolved": "computed once a segment and evolved in time"}
 POSITIONS = {
     "sinusoidal": "[sines | cosines] of the position, added to the embedding",
     "learned": "a vector for each position, added to the embedding",
@@ -82,7 +84,16 @@ class SplitstepConfig(PreTrainedConfig):
     halting_epsilon: float = 0.01
     ponder_weight: float = 0.01
 
+    # Attention computed in every layer, or once a segment and evolved in time (Dutta et al. 2021). `time_dim` is the
+    # width of the time vector a head, the head's own by default; `time_keys` keeps parameters that cancel.
+    attention: str = "full"
+    evolution: str = "published"
+    num_segments: int = 1
+    time_dim: int | None = None
+    time_keys: bool = True
+
     # Fields and norms.
+    feed_forward: str = "full"
     norm: str = "pre"
     norm_type: str = "layer_norm"
     layer_norm_eps: float = 1e-5
@@ -189,6 +200,24 @@ class SplitstepConfig(PreTrainedConfig):
             for name in ("num_decoder_layers", "decoder_splitting"):
                 if getattr(self, name) is not None:
                     raise UserError(f"{name} is for kind 'seq2seq', not {self.kind!r}")
+        if self.num_segments > 1 and self.attention == self.feed_forward == "full":
+            raise UserError("num_segments is for attention 'evolved' or a feed_forward that moves with depth")
+        if self.attention == "evolved":
+            if self.evolved_time_dim < 1 or self.num_attention_heads * self.evolved_time_dim % 2:
+                raise UserError(f"time_dim must be positive, and even over all heads; got {self.evolved_time_dim}")
+            if self.position_embedding == "rotary" or self.attention_dropout:
+                raise UserError("evolved attention has neither rotary positions nor attention_dropout")
+        if self.feed_forward != "full":
+            if self.hidden_act in GATED:
+                raise UserError(f"feed_forward {self.feed_forward!r} has no gate; choose another hidden_act")
+            if self.hidden_size % 2:
+                raise UserError(f"feed_forward {self.feed_forward!r} needs an even hidden_size, got {self.hidden_size}")
+            for part in self.parts:
+                if self.feed_forward == "rotated" and self.feed_forward_width(part) % self.hidden_size:
+                    raise UserError(
+                        f"a rotated feed-forward network is a whole number of hidden_size = {self.hidden_size} wide, "
+                        f"got {self.feed_forward_width(part)}"
+                    )
         if self.position_embedding == "rotary" and self.head_dim % 2:
             raise UserError(f"rotary positions need an even head width, got {self.head_dim}")
         if self.kind == "image":
@@ -205,6 +234,11 @@ class SplitstepConfig(PreTrainedConfig):
     def head_dim(self) -> int:
         """The width of one attention head."""
         return self.hidden_size // self.num_attention_heads
+
+    @property
+    def evolved_time_dim(self) -> int:
+        """The width of the time vector of evolved attention, a head."""
+        return self.head_dim if self.time_dim is None else self.time_dim
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -227,6 +261,7 @@ class SplitstepConfig(PreTrainedConfig):
             step_size=self.step_size,
             steps_per_layer=self.steps_per_layer,
             drop_path=self.drop_path,
+            num_segments=self.num_segments,
         )
 
     def feed_forward_width(self, part: str) -> int:
@@ -244,7 +279,8 @@ class SplitstepConfig(PreTrainedConfig):
         """How many key/value pairs decoding keeps: one for each evaluation of attention in a whole pass."""
         part = self.parts[-1]
         scheme = self.scheme(part)
-        return len(self.schedule(part).steps) * max(map(scheme.evaluations, ("interaction", "coupling")))
+        operators = self.num_segments if self.attention == "evolved" else 0
+        return operators + len(self.schedule(part).steps) * max(map(scheme.evaluations, ("interaction", "coupling")))
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> "SplitstepConfig":
         """This configuration; for a decoder, one whose layers are the slots that a key/value cache must have."""
@@ -260,6 +296,9 @@ _NAMED: dict[str, Any] = {
     "norm": PLACEMENTS,
     "norm_type": NORMS,
     "hidden_act": ACTIVATIONS,
+    "attention": ATTENTIONS,
+    "evolution": EVOLUTIONS,
+    "feed_forward": FEED_FORWARDS,
     "time_embedding": TIME_EMBEDDINGS,
     "halting": HALTINGS,
     "position_embedding": POSITIONS,

@@ -29,6 +29,21 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
+PRESETS |= {
+    # one segment of all layers, or two of half of them
+    f"transevolve-{feed_forward}-{segments}": {
+        "splitting": "lie_trotter",
+        "integrator": "euler",
+        "attention": "evolved",
+        "feed_forward": feed_forward,
+        "num_segments": segments,
+        "layer_norm_eps": 1e-3,
+        "hidden_act": "relu",
+    }
+    for feed_forward in ("full", "random")
+    for segments in (1, 2)
+}
+
 
 def preset(name: str, kind: str = "encoder", **sizes: Any) -> "SplitstepConfig":
     """The configuration of a published architecture; sizes and anything else by their Hugging Face names."""

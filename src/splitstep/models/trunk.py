@@ -1,6 +1,5 @@
 """The one stack of steps that every model carries its particles through."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -11,7 +10,8 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 
 from splitstep.fields.attention import Attention
 from splitstep.fields.evaluation import Evaluation, KeyValues, Sight
-from splitstep.fields.feedforward import FeedForward
+from splitstep.fields.evolution import EVOLUTIONS
+from splitstep.fields.feedforward import FEED_FORWARDS
 from splitstep.fields.noise import Noise
 from splitstep.fields.norms import PLACEMENTS, norm
 from splitstep.fields.terms import Term, right_hand_side
@@ -53,14 +53,26 @@ def _leads(splitting: Splitting, name: str, owner: int) -> bool:
 
 
 def _term(config: SplitstepConfig, part: str, name: str, *, leads: bool) -> Term:
+    placement = PLACEMENTS[config.norm]
+    has_norm = leads or not placement.joint
     operator: nn.Module
     if name == "convection":
-        operator = FeedForward(
+        operator = FEED_FORWARDS[config.feed_forward](
             config.hidden_size,
             config.feed_forward_width(part),
             activation=config.hidden_act,
             bias=config.feed_forward_bias,
             dropout=config.activation_dropout,
+        )
+    elif config.attention == "evolved":
+        # The queries of a segment are its initial condition, so a coupling's norm stands before its values alone.
+        values_only = name == "coupling" and placement.before
+        has_norm = has_norm and not values_only
+        operator = EVOLUTIONS[config.evolution][1](
+            config.hidden_size,
+            config.num_attention_heads,
+            time_dim=config.evolved_time_dim,
+            norm=_norm(config) if values_only else None,
         )
     else:
         operator = Attention(
@@ -69,12 +81,29 @@ def _term(config: SplitstepConfig, part: str, name: str, *, leads: bool) -> Term
             bias=config.attention_bias,
             dropout=config.attention_dropout,
         )
-    has_norm = leads or not PLACEMENTS[config.norm].joint
     return Term(operator, norm=_norm(config) if has_norm else None, dropout=config.dropout)
 
 
 def _norm(config: SplitstepConfig) -> nn.Module:
     return norm(config.norm_type, config.hidden_size, eps=config.layer_norm_eps)
+
+
+class Segment(nn.Module):
+    """Layers whose attention evolves from one initial condition: what computes it, and the norm behind the last."""
+
+    def __init__(self, config: SplitstepConfig, part: str) -> None:
+        super().__init__()
+        for name in ("interaction", "coupling"):
+            if name in config.scheme(part).splitting.terms:
+                condition = EVOLUTIONS[config.evolution][0](
+                    config.hidden_size,
+                    config.num_attention_heads,
+                    time_dim=config.evolved_time_dim,
+                    time_keys=config.time_keys,
+                    dropout=config.dropout,
+                )
+                self.add_module(name, condition)
+        self.norm = _norm(config) if PLACEMENTS[config.norm].final else None
 
 
 class Stack(nn.Module):
@@ -89,7 +118,10 @@ class Stack(nn.Module):
         self.sinusoid_ladder = config.sinusoid_ladder
         self.gradient_checkpointing = False
         self.layers = nn.ModuleList(Layer(config, part) for _ in range(self.schedule.num_independent_layers))
-        self.norm = _norm(config) if self.placement.final else None
+        evolved = config.attention == "evolved"
+        segments = self.schedule.num_segments if evolved else 0
+        self.segments = nn.ModuleList(Segment(config, part) for _ in range(segments))
+        self.norm = _norm(config) if self.placement.final and not evolved else None
         self._derive()
         self.halting = Halting(config) if config.halting == "act" else None
 
@@ -204,7 +236,7 @@ class Pass(Dynamics):
     def __init__(
         self,
         stack: Stack,
-        sights: Mapping[str, Sight],
+        sights: dict[str, Sight],
         *,
         coordinates: Tensor | None = None,
         cache: Cache | None = None,
@@ -216,6 +248,8 @@ class Pass(Dynamics):
         self.cache = cache
         self.record = record
         self.halted: Halted | None = None
+        self._segment = -1
+        self._origin = 0.0
         self._before: Tensor | None = None
         self._share: Tensor | None = None
 
@@ -228,6 +262,9 @@ class Pass(Dynamics):
             # x + P(position) + P(step), as the Universal Transformer publishes it
             assert self.coordinates is not None
             x = x + self.coordinates + self._time(float(step.number), x)
+        if step.begins_segment:
+            self._segment, self._origin = self._segment + 1, step.t
+            self._begin_segment(x)
         if stack.halting is not None:
             self.halted = self.halted or stack.halting.start(x)
             self._before = x
@@ -240,9 +277,24 @@ class Pass(Dynamics):
             assert self._before is not None
             assert self._share is not None
             x = self.halted.advance(self._before, x, self._share)
+        if step.ends_segment and self.stack.segments:
+            norm = cast(Segment, self.stack.segments[self._segment]).norm
+            x = x if norm is None else norm(x)
         if self.record.states is not None and (step.number + 1) % self.stack.schedule.steps_per_layer == 0:
             self.record.states.append(x)
         return x
+
+    def _begin_segment(self, x: Tensor) -> None:
+        """Compute the operators of evolved attention from the state that the segment starts with."""
+        if not self.stack.segments:
+            return
+        segment = self.stack.segments[self._segment]
+        for name in self.stack.scheme.splitting.terms:
+            if name != "convection":
+                sight = self.sights[name]
+                if self.cache is not None:
+                    sight = replace(sight, store=self._slot(name, self._segment))
+                self.sights[name] = replace(self.sights[name], operator=segment.get_submodule(name)(x, sight))
 
     def field(self, step: Step, index: int) -> Field:
         """The terms of the sub-step with this layer's weights, and one draw of noise for all their stages."""
@@ -257,7 +309,8 @@ class Pass(Dynamics):
             noise.rewind()
             if stack.time_embedding == "field":
                 x = x + self._time(t, x)
-            evaluations = [Evaluation(t, noise, self._sight(name, step, index, stage, once)) for name in names]
+            depth = (t - self._origin) / stack.schedule.step_size
+            evaluations = [Evaluation(t, noise, self._sight(name, step, index, stage, once), depth) for name in names]
             increment = right_hand_side(terms, x, evaluations, placement=stack.placement)
             return noise.drop_path(increment, step.drop_path)
 
@@ -280,23 +333,26 @@ class Pass(Dynamics):
         sight = self.sights[name]
         if name == "convection":
             return sight
-        scheme = self.stack.scheme
+        splitting = self.stack.scheme.splitting
+        if self.cache is None:
+            return replace(sight, store=once) if name == "coupling" else sight
         if name == "coupling":
             # The source does not move, so its keys and values belong to the weights, not to the evaluation.
-            if self.cache is None:
-                return replace(sight, store=once)
-            owner = self.stack.layer(step).owner(name, index)
-            slot = step.weights * scheme.splitting.uses(name) + owner
-            assert isinstance(self.cache, EncoderDecoderCache)
-            return replace(sight, store=CouplingSlot(self.cache, slot))
-        if self.cache is None:
-            return sight
-        # One slot for each evaluation: (layer, inner step, sub-step, stage).
-        occurrence = scheme.splitting.occurrences[index][name]
-        slot = (step.number * scheme.splitting.uses(name) + occurrence) * scheme.tableau.stages + stage
-        both = self.cache
-        own = both.self_attention_cache if isinstance(both, EncoderDecoderCache) else both
-        return replace(sight, store=InteractionSlot(own, slot))
+            number = step.weights * splitting.uses(name) + self.stack.layer(step).owner(name, index)
+        else:
+            # One slot for each evaluation: (layer, inner step, sub-step, stage).
+            occurrence = splitting.occurrences[index][name]
+            number = (step.number * splitting.uses(name) + occurrence) * self.stack.scheme.tableau.stages + stage
+        return replace(sight, store=self._slot(name, len(self.stack.segments) + number))
+
+    def _slot(self, name: str, number: int) -> KeyValues:
+        """A place of the cache; the first ones are for the operators of segments."""
+        cache = self.cache
+        if name == "coupling":
+            assert isinstance(cache, EncoderDecoderCache)
+            return CouplingSlot(cache, number)
+        assert cache is not None
+        return InteractionSlot(cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache, number)
 
 
 class Once(KeyValues):

@@ -1,0 +1,333 @@
+"""Attention computed once and evolved in time (TransEvolve, Dutta et al. 2021).
+
+A segment of layers begins by computing its operator from the state it starts with; every layer takes it at its own
+time. With x the initial condition, T(t) a vector function of time and [W^x | W^t] projections of content and time,
+
+    (x W_Q^x + T W_Q^t)(y W_K^x + T W_K^t)^T = A0 + a(query) + b(key) + c,     A0 = (x W_Q^x)(y W_K^x)^T
+
+and a softmax over keys cancels a and c, which do not depend on the key. So the attention that was published is exactly
+softmax(A0 + b(t)), and that is what is computed here.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from splitstep.fields.attention import Keys, Queries
+from splitstep.fields.evaluation import Evaluation, Mask, Sight
+
+Scores = Float[Tensor, "batch heads queries keys"]
+Bias = Float[Tensor, "batch heads keys"]
+
+PERIOD = math.pi / 64  # the constant of the released code
+
+# exp(b - max b) must not underflow where all that a query sees lies far below the maximum.
+LARGEST_SPREAD = 60.0
+# E has a value for each pair of particles; beyond this many bytes the ordinary kernel, which keeps none, takes over.
+LARGEST_BYTES = 2 * 1024**3
+
+
+def waves(depth: float | Tensor, size: int, *, like: Tensor) -> Tensor:
+    """[sines | cosines] of depth * pi/64 * p, p = 0, 1, ..., size/2 - 1."""
+    at = torch.as_tensor(depth, dtype=torch.float32, device=like.device)
+    angle = at * PERIOD * torch.arange(size // 2, dtype=torch.float32, device=like.device)
+    return torch.cat((angle.sin(), angle.cos())).to(like.dtype)
+
+
+class Operator:
+    """The attention of a segment: queries and keys of its initial condition, and how keys answer to time."""
+
+    def __init__(self, query: Queries, key: Keys, answer: Tensor, *, sight: Sight) -> None:
+        self.query = query
+        self.key = key
+        self.answer = answer  # (batch, heads, keys, time_dim): b_j(t) = <answer_j, T(t)>
+        self.sight = sight
+        self.scale = query.shape[-1] ** -0.5
+        self._exponentials: Exponentials | None = None
+
+    @property
+    def exponentials(self) -> "Exponentials":
+        """E = exp(A0 - row maximum), computed when it is first needed."""
+        if self._exponentials is None:
+            self._exponentials = Exponentials(self.query, self.key, mask=full_mask(self), scale=self.scale)
+        return self._exponentials
+
+
+class Condition(nn.Module, ABC):
+    """What a segment computes from the state it starts with: projections of the queries and of the keys."""
+
+    def __init__(self, hidden_size: int, num_heads: int, *, time_dim: int, dropout: float) -> None:
+        super().__init__()
+        width = hidden_size + num_heads * time_dim
+        self.heads, self.time_dim, self.dropout = num_heads, time_dim, dropout
+        self.query = nn.Linear(hidden_size, width, bias=False)
+        self.key = nn.Linear(hidden_size, width, bias=False)
+
+    def forward(self, x: Tensor, sight: Sight) -> Operator:
+        """The operator of the segment, from the particles' state and from whom they see."""
+        query = self._dropped(self.query(x))
+        kept = None if sight.store is None else sight.store.recall()
+        if kept is None:
+            kept = self.keys(self._dropped(self.key(x if sight.source is None else sight.source)))
+            kept = kept if sight.store is None else sight.store.keep(*kept)
+        return Operator(self._heads(query), *kept, sight=sight)
+
+    @abstractmethod
+    def keys(self, key: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys by head, and what of them meets the time."""
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, self.dropout, self.training)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+
+class PublishedCondition(Condition):
+    """The operator as released. `time_keys` keeps W_K^t, which acts through a(query) and c only.
+
+    It has no gradient, and is there to hold the authors' weights.
+    """
+
+    def __init__(
+        self, hidden_size: int, num_heads: int, *, time_dim: int, time_keys: bool = True, dropout: float = 0.0
+    ) -> None:
+        super().__init__(hidden_size, num_heads, time_dim=time_dim, dropout=dropout)
+        shape = (self.query.out_features, num_heads * time_dim)
+        self.query_time = nn.Parameter(torch.empty(shape))
+        self.key_time = nn.Parameter(torch.empty(shape), requires_grad=False) if time_keys else None
+
+    def keys(self, key: Tensor) -> tuple[Tensor, Tensor]:
+        """K by head, and A1K_j = K_j W_Q^t, over all entries of K_j and not a head's share of them."""
+        return self._heads(key), self._heads(key @ self.query_time)
+
+
+class BilinearCondition(Condition):
+    """Queries and keys with `time_dim` more entries a head, which meet at a strength that depends on time."""
+
+    def __init__(
+        self, hidden_size: int, num_heads: int, *, time_dim: int, time_keys: bool = True, dropout: float = 0.0
+    ) -> None:
+        super().__init__(hidden_size, num_heads, time_dim=time_dim, dropout=dropout)
+
+    def keys(self, key: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys by head; nothing else of them meets the time."""
+        heads = self._heads(key)
+        return heads, heads[..., :0]
+
+
+class EvolvedAttention(nn.Module, ABC):
+    """A layer's use of its segment's operator: its own time vector, its own values, and the way out."""
+
+    def __init__(self, hidden_size: int, num_heads: int, *, time_dim: int, norm: nn.Module | None = None) -> None:
+        super().__init__()
+        self.heads = num_heads
+        self.coefficients = nn.Parameter(torch.empty(num_heads * time_dim))
+        self.norm = norm  # of another sequence's values; a particle's own are normalised with its state
+        self.out_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+
+    def forward(self, z: Float[Tensor, "batch particles dim"], at: Evaluation) -> Tensor:
+        """The force on each particle at the time of this evaluation."""
+        operator = at.sight.operator
+        assert isinstance(operator, Operator)
+        mixed = self.mix(operator, self._values(z, at.sight), at)
+        return self.out_proj(mixed.transpose(1, 2).flatten(2))
+
+    @abstractmethod
+    def mix(self, operator: Operator, value: Keys, at: Evaluation) -> Queries:
+        """The values, weighted as the operator says at this time."""
+
+    def time(self, coefficients: Tensor, depth: float | Tensor) -> Float[Tensor, "heads time_dim"]:
+        """T(t) = w * [sin | cos], a share of it for each head."""
+        return (coefficients * waves(depth, len(coefficients), like=coefficients)).view(self.heads, -1)
+
+    def _values(self, z: Tensor, sight: Sight) -> Keys:
+        kept = None if sight.store is None else sight.store.recall()
+        if kept is not None:
+            return kept[0]
+        values = z if sight.source is None else sight.source
+        values = values if sight.source is None or self.norm is None else self.norm(values)
+        heads = values.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return heads if sight.store is None else sight.store.keep(heads, heads[..., :0])[0]
+
+
+class PublishedAttention(EvolvedAttention):
+    """softmax(A0 + b(t)): the published evolution, without the terms that cancel."""
+
+    def mix(self, operator: Operator, value: Keys, at: Evaluation) -> Queries:
+        """In the form that suits the biases and the machine."""
+        time = self.time(self.coefficients, at.depth).to(operator.answer.dtype)
+        # b_j(t) = <A1K_j, T(t)>
+        bias = torch.einsum("bhjt,ht->bhj", operator.answer, time)
+        return attend(operator, bias, value.to(bias.dtype), sight=at.sight)
+
+
+class BilinearAttention(EvolvedAttention):
+    """softmax(s(t) (q k^T + p diag(g(t)) r^T)): an evolution that depends on the query too, so that nothing cancels.
+
+    Not of the paper: a low-rank update of the scores that moves with time, and a temperature s(t) for each head.
+    """
+
+    def __init__(self, hidden_size: int, num_heads: int, *, time_dim: int, norm: nn.Module | None = None) -> None:
+        super().__init__(hidden_size, num_heads, time_dim=time_dim, norm=norm)
+        self.temperature = nn.Parameter(torch.zeros(num_heads * time_dim))
+
+    def mix(self, operator: Operator, value: Keys, at: Evaluation) -> Queries:
+        """Through the ordinary kernel, with queries that depend on time."""
+        rank = len(self.coefficients) // self.heads
+        strength = self.time(self.coefficients, at.depth)
+        log_temperature = self.time(self.temperature, at.depth).mean(-1, keepdim=True)
+        ones = strength.new_ones(self.heads, operator.query.shape[-1] - rank)
+        factor = torch.cat((ones, strength), dim=-1) * log_temperature.exp()
+        query = operator.query * factor.unsqueeze(1).to(operator.query.dtype)
+        none = query.new_zeros(*operator.key.shape[:-1])
+        evolved = Operator(query, operator.key, operator.answer, sight=operator.sight)
+        form = "literal" if at.sight.record is not None or at.sight.kernel == "eager" else "channel"
+        return FORMS[form](evolved, none, value.to(query.dtype))
+
+
+EVOLUTIONS: dict[str, tuple[Callable[..., Condition], Callable[..., EvolvedAttention]]] = {
+    "published": (PublishedCondition, PublishedAttention),
+    "bilinear": (BilinearCondition, BilinearAttention),
+}
+
+
+def attend(operator: Operator, bias: Bias, value: Keys, *, sight: Sight) -> Queries:
+    """softmax(A0 + b) v over the visible keys, in the form that suits; a particle that sees nobody feels no force."""
+    return FORMS[_form(operator, bias, sight)](operator, bias, value)
+
+
+def _form(operator: Operator, bias: Bias, sight: Sight) -> str:
+    """The one place where the form is chosen."""
+    if sight.record is not None or sight.kernel == "eager":
+        return "literal"
+    if sight.kernel == "sdpa" or torch.compiler.is_compiling():
+        return "channel"
+    if operator.query.shape[-2] < operator.key.shape[-2] and sight.source is None:
+        return "literal"  # a few new rows of a cached operator, whose exponentials would serve nobody else
+    if operator.query.shape[:3].numel() * operator.key.shape[-2] * bias.element_size() > LARGEST_BYTES:
+        return "channel"
+    visible = _hidden_keys(bias, operator.sight.mask, fill=math.nan).detach()
+    spread = visible.nan_to_num(-math.inf).amax(-1) - visible.nan_to_num(math.inf).amin(-1)
+    return "factored" if float(spread.max()) <= LARGEST_SPREAD else "channel"
+
+
+def full_mask(operator: Operator) -> Mask | None:
+    """The mask with the future in it, where the particles do not see it."""
+    if not operator.sight.causal:
+        return operator.sight.mask
+    n, m = operator.query.shape[-2], operator.key.shape[-2]
+    return torch.ones(n, m, dtype=torch.bool, device=operator.query.device).tril()[None, None]
+
+
+def literal(operator: Operator, bias: Bias, value: Keys) -> Queries:
+    """softmax(A0 + b) v as it is written."""
+    scores = (operator.query * operator.scale) @ operator.key.transpose(-1, -2) + bias.unsqueeze(-2)
+    mask = full_mask(operator)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    weights = scores.softmax(-1)
+    weights = weights if mask is None else weights * mask.any(-1, keepdim=True)
+    if operator.sight.record is not None:
+        operator.sight.record.append(weights)
+    return weights @ value
+
+
+def channel(operator: Operator, bias: Bias, value: Keys) -> Queries:
+    """The bias as one more channel of the keys, to which every query answers with 1: an ordinary kernel."""
+    query = torch.cat((operator.query * operator.scale, torch.ones_like(operator.query[..., :1])), dim=-1)
+    key = torch.cat((operator.key, bias.unsqueeze(-1)), dim=-1)
+    padded = nn.functional.pad(value, (0, key.shape[-1] - value.shape[-1]))  # fused kernels want equal widths
+    sight = operator.sight
+    mixed = nn.functional.scaled_dot_product_attention(
+        query, key, padded, attn_mask=sight.mask, is_causal=sight.causal, scale=1.0
+    )
+    return mixed[..., : value.shape[-1]]
+
+
+def factored(operator: Operator, bias: Bias, value: Keys) -> Queries:
+    """(E @ [w v | w]) normalised, E = exp(A0 - row maximum) of the segment and w = exp(b - max b) of the layer."""
+    visible = _hidden_keys(bias, operator.sight.mask, fill=-math.inf)
+    weight = (visible - visible.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(bias.dtype).min)).exp()
+    weighted = torch.cat((value * weight.unsqueeze(-1), weight.unsqueeze(-1)), dim=-1)
+    sums = operator.exponentials.times(weighted)
+    return sums[..., :-1] / sums[..., -1:].clamp(min=torch.finfo(sums.dtype).tiny)
+
+
+def _hidden_keys(bias: Bias, mask: Mask | None, *, fill: float) -> Bias:
+    """The biases, with `fill` for keys that a mask hides from every query."""
+    if mask is None:
+        return bias
+    return bias.masked_fill(~mask.any(-2), fill)
+
+
+FORMS: dict[str, Callable[[Operator, Bias, Keys], Queries]] = {
+    "literal": literal,
+    "channel": channel,
+    "factored": factored,
+}
+
+
+class Exponentials:
+    """E of a segment. The gradients that its layers send are gathered into one product when the last has come."""
+
+    def __init__(self, query: Queries, key: Keys, *, mask: Mask | None, scale: float) -> None:
+        self.sent: list[tuple[Tensor, Tensor]] = []
+        self.matrix, self.token = _Exponentiate.apply(query, key, mask, scale, self.sent)
+
+    def times(self, columns: Keys) -> Queries:
+        """E @ columns."""
+        return _Times.apply(self.matrix, self.token, columns, self.sent)
+
+
+class _Exponentiate(torch.autograd.Function):
+    """E = exp(A0 - row maximum). A factor of a row cancels when it is normalised, so the maximum is a constant."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, mask: Tensor | None, scale: float, sent: list[tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        scores = (query * scale) @ key.transpose(-1, -2)
+        if mask is not None:
+            scores.masked_fill_(~mask, -math.inf)
+        highest = scores.amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
+        matrix = scores.sub_(highest).exp_()
+        ctx.save_for_backward(query, key, matrix)
+        ctx.scale, ctx.sent = scale, sent
+        ctx.set_materialize_grads(False)
+        return matrix, matrix.new_zeros(())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _matrix: Tensor | None, _token: Tensor | None) -> tuple[Tensor | None, ...]:
+        query, key, matrix = ctx.saved_tensors
+        if not ctx.sent:
+            return None, None, None, None, None
+        columns, sums = (torch.cat(tensors, dim=-1) for tensors in zip(*ctx.sent, strict=True))
+        ctx.sent.clear()
+        # dE = sum over layers of dY X^T, one product for all; dA0 = dE * E
+        gradient = (sums @ columns.transpose(-1, -2)).mul_(matrix).mul_(ctx.scale)
+        return gradient @ key, gradient.transpose(-1, -2) @ query, None, None, None
+
+
+class _Times(torch.autograd.Function):
+    """Y = E X. The gradient of E is only noted: the token, which has none, makes E wait for every layer."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, token: Tensor, columns: Tensor, sent: list[tuple[Tensor, Tensor]]) -> Tensor:
+        ctx.save_for_backward(matrix, columns)
+        ctx.sent = sent
+        return matrix @ columns
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, sums: Tensor) -> tuple[Tensor | None, ...]:
+        matrix, columns = ctx.saved_tensors
+        ctx.sent.append((columns, sums))
+        return None, sums.new_zeros(()), matrix.transpose(-1, -2) @ sums, None
