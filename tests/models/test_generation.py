@@ -20,7 +20,7 @@ SIZES = {
 }
 SCHEMES = {name: {} for name in PRESETS} | {
     "strang-midpoint": {"splitting": "strang", "integrator": "midpoint"},
-    "suzuki4-heun": {"splitting": "suzuki4", "integrator": "heun"},
+    "suzuki4": {"splitting": "suzuki4"},
     "universal-published": {"time_embedding": "state", "halting": "act", "num_independent_layers": 1},
     "rotary": {"position_embedding": "rotary"},
     "bilinear-strang-heun": {
@@ -40,7 +40,7 @@ SCHEMES = {name: {} for name in PRESETS} | {
 }
 VARIANTS = [{"norm": norm, "steps_per_layer": steps} for norm in ("pre", "post") for steps in (1, 2)]
 MODELS = {"causal": SplitstepForCausalLM, "seq2seq": SplitstepForConditionalGeneration}
-GREEDY = {"do_sample": False, "max_new_tokens": 10, "min_new_tokens": 10}
+GREEDY = {"do_sample": False, "max_new_tokens": 5, "min_new_tokens": 5}
 
 
 def build(kind, scheme, **more):
