@@ -23,7 +23,7 @@ check: $(READY) ## format, lint, types, and that imports go downwards only
 	$(BIN)/lint-imports --no-logo
 
 bench: $(READY) ## speed and memory, as ratios
-	$(BIN)/python benchmarks/attention.py
+	$(BIN)/splitstep bench
 
 docs: $(READY)  ## the documentation as HTML in docs/_build
 	$(BIN)/sphinx-build -q -W docs docs/_build

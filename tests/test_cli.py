@@ -22,6 +22,12 @@ def splitstep(*words):
         (["order", "--integrator", "dopri5"], "unknown integrator 'dopri5'; choose from euler,"),
         (["order", "--splitting", "strng"], "(did you mean 'strang'?)"),
         (["order", "--part", "encodr"], "(did you mean 'encoder'?)"),
+        (["params", "macarn"], "(did you mean 'macaron'?)"),
+        (["params", "macaron", "kind=imag"], "(did you mean 'image'?)"),
+        (["params", "macaron", "hidden_size"], "a setting is KEY=VALUE, got 'hidden_size'"),
+        (["params", "macaron", "hiden_size=3"], "(did you mean 'hidden_size'?)"),
+        (["bench", "evolutoin"], "(did you mean 'evolution'?)"),
+        (["bench", "--repeats", "0"], "--repeats must be at least 1, got 0"),
         (["oder"], "No such command 'oder'"),
         (["list", "--jsn"], "No such option: --jsn"),
         (["list", "everything"], "unexpected extra argument"),
@@ -65,6 +71,29 @@ def test_order_prints_a_row_a_scheme():
     header, row = answer.stdout.splitlines()
     assert header.split()[:5] == ["part", "splitting", "integrator", "derived", "measured"]
     assert row.split()[:4] == ["encoder", "strang", "euler", "1"]
+
+
+def test_params_prints_the_contract_as_json():
+    sizes = ["hidden_size=192", "num_attention_heads=3", "intermediate_size=768", "num_hidden_layers=12"]
+    answer = splitstep(
+        "params", "parallel", "kind=image", *sizes, "num_independent_layers=4", "num_labels=100", "--json"
+    )
+    report = json.loads(answer.stdout)
+    assert report["total"] == 1_984_804 == report["body"] + report["embeddings"] + report["head"]
+    assert (report["layers"], report["independent_layers"]) == (12, 4)
+    assert report["evaluations_per_layer"] == {"interaction": 1, "convection": 1}
+    assert report["flops_per_token"] > 2 * report["body"]
+    assert (
+        "1,984,804"
+        in splitstep("params", "parallel", "kind=image", *sizes, "num_independent_layers=4", "num_labels=100").stdout
+    )
+
+
+@pytest.mark.slow
+def test_bench_prints_the_contract_as_json():
+    report = json.loads(splitstep("bench", "attention", "--repeats", "1", "--json").stdout)
+    assert report["machine"]["threads"] >= 1
+    assert {"case", "contestant", "median_seconds", "ratio", "precision"} <= report["cases"][0].keys()
 
 
 def test_help_teaches_and_version_is_told():

@@ -24,7 +24,7 @@ KERNELS = {
 }
 
 # On a CPU that multiplies bf16 natively SDPA's backward is slow: up to this many keys explicit attention trains 1.6 to
-# 5 times faster. On one that does not, explicit attention is 3 to 4 times slower (benchmarks/attention.py).
+# 5 times faster. On one that does not, explicit attention is 3 to 4 times slower (splitstep bench attention).
 EAGER_KEYS = 1024
 
 
