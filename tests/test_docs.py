@@ -2,6 +2,8 @@
 
 import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,8 +37,6 @@ def test_the_python_of_the_readme_runs_and_prints_what_its_comments_say(capsys):
 
 @pytest.mark.slow
 def test_the_documentation_builds_without_warnings(tmp_path):
-    from sphinx.application import Sphinx
-
-    app = Sphinx(ROOT / "docs", ROOT / "docs", tmp_path / "html", tmp_path / "trees", "html", warningiserror=True)
-    app.build()
-    assert app.statuscode == 0
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", str(ROOT / "docs"), str(tmp_path)]
+    subprocess.run(command, check=True, timeout=200)
+    assert (tmp_path / "evolved-attention.html").exists()
