@@ -49,18 +49,18 @@ class Operator:
         self.answer = answer  # (batch, heads, keys, time_dim): b_j(t) = <answer_j, T(t)>
         self.sight = sight
         self.scale = query.shape[-1] ** -0.5
-        self._exponentials: Exponentials | None = None
+        self.exponentials: Exponentials | None = None
 
-    @property
-    def exponentials(self) -> "Exponentials":
-        """E = exp(A0 - row maximum), computed when it is first needed."""
-        if self._exponentials is None:
-            self._exponentials = Exponentials(self.query, self.key, mask=full_mask(self), scale=self.scale)
-        return self._exponentials
+    def factor(self) -> None:
+        """Compute E = exp(A0 - row maximum) for all layers of the segment, where it is of use."""
+        if _can_factor(self):
+            self.exponentials = Exponentials(self.query, self.key, mask=full_mask(self), scale=self.scale)
 
 
 class Condition(nn.Module, ABC):
     """What a segment computes from the state it starts with: projections of the queries and of the keys."""
+
+    scores_stay: bool  # whether A0 is the same at all times
 
     def __init__(self, hidden_size: int, num_heads: int, *, time_dim: int, dropout: float) -> None:
         super().__init__()
@@ -76,7 +76,10 @@ class Condition(nn.Module, ABC):
         if kept is None:
             kept = self.keys(self._dropped(self.key(x if sight.source is None else sight.source)))
             kept = kept if sight.store is None else sight.store.keep(*kept)
-        return Operator(self._heads(query), *kept, sight=sight)
+        operator = Operator(self._heads(query), *kept, sight=sight)
+        if self.scores_stay:
+            operator.factor()
+        return operator
 
     @abstractmethod
     def keys(self, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,6 +98,8 @@ class PublishedCondition(Condition):
     It has no gradient, and is there to hold the authors' weights.
     """
 
+    scores_stay = True
+
     def __init__(
         self, hidden_size: int, num_heads: int, *, time_dim: int, time_keys: bool = True, dropout: float = 0.0
     ) -> None:
@@ -110,6 +115,8 @@ class PublishedCondition(Condition):
 
 class BilinearCondition(Condition):
     """Queries and keys with `time_dim` more entries a head, which meet at a strength that depends on time."""
+
+    scores_stay = False
 
     def __init__(
         self, hidden_size: int, num_heads: int, *, time_dim: int, time_keys: bool = True, dropout: float = 0.0
@@ -205,17 +212,27 @@ def attend(operator: Operator, bias: Bias, value: Keys, *, sight: Sight) -> Quer
 
 def _form(operator: Operator, bias: Bias, sight: Sight) -> str:
     """The one place where the form is chosen."""
-    if sight.record is not None or sight.kernel == "eager":
+    if sight.record is not None or sight.kernel == "eager" or _is_incremental(operator):
         return "literal"
-    if sight.kernel == "sdpa" or torch.compiler.is_compiling():
-        return "channel"
-    if operator.query.shape[-2] < operator.key.shape[-2] and sight.source is None:
-        return "literal"  # a few new rows of a cached operator, whose exponentials would serve nobody else
-    if operator.query.shape[:3].numel() * operator.key.shape[-2] * bias.element_size() > LARGEST_BYTES:
+    if operator.exponentials is None:
         return "channel"
     visible = _hidden_keys(bias, operator.sight.mask, fill=math.nan).detach()
     spread = visible.nan_to_num(-math.inf).amax(-1) - visible.nan_to_num(math.inf).amin(-1)
     return "factored" if float(spread.max()) <= LARGEST_SPREAD else "channel"
+
+
+def _can_factor(operator: Operator) -> bool:
+    """Whether E is worth computing: not where another form is asked for, nor where it would be too large."""
+    sight = operator.sight
+    if sight.record is not None or sight.kernel != "auto" or torch.compiler.is_compiling() or _is_incremental(operator):
+        return False
+    pairs = operator.query.shape[:3].numel() * operator.key.shape[-2]
+    return pairs * operator.query.element_size() <= LARGEST_BYTES
+
+
+def _is_incremental(operator: Operator) -> bool:
+    """Whether these are a few new rows of a cached operator, whose exponentials would serve nobody else."""
+    return operator.sight.source is None and operator.query.shape[-2] < operator.key.shape[-2]
 
 
 def full_mask(operator: Operator) -> Mask | None:
@@ -256,6 +273,7 @@ def factored(operator: Operator, bias: Bias, value: Keys) -> Queries:
     visible = _hidden_keys(bias, operator.sight.mask, fill=-math.inf)
     weight = (visible - visible.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(bias.dtype).min)).exp()
     weighted = torch.cat((value * weight.unsqueeze(-1), weight.unsqueeze(-1)), dim=-1)
+    assert operator.exponentials is not None
     sums = operator.exponentials.times(weighted)
     return sums[..., :-1] / sums[..., -1:].clamp(min=torch.finfo(sums.dtype).tiny)
 

@@ -1,5 +1,6 @@
 """The one stack of steps that every model carries its particles through."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -10,7 +11,7 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 
 from splitstep.fields.attention import Attention
 from splitstep.fields.evaluation import Evaluation, KeyValues, Sight
-from splitstep.fields.evolution import EVOLUTIONS
+from splitstep.fields.evolution import EVOLUTIONS, Operator
 from splitstep.fields.feedforward import FEED_FORWARDS
 from splitstep.fields.noise import Noise
 from splitstep.fields.norms import PLACEMENTS, norm
@@ -236,7 +237,7 @@ class Pass(Dynamics):
     def __init__(
         self,
         stack: Stack,
-        sights: dict[str, Sight],
+        sights: Mapping[str, Sight],
         *,
         coordinates: Tensor | None = None,
         cache: Cache | None = None,
@@ -248,8 +249,8 @@ class Pass(Dynamics):
         self.cache = cache
         self.record = record
         self.halted: Halted | None = None
-        self._segment = -1
-        self._origin = 0.0
+        # By segment, because a step that is computed again in the backward pass must see its own.
+        self._operators: dict[tuple[int, str], Operator] = {}
         self._before: Tensor | None = None
         self._share: Tensor | None = None
 
@@ -262,9 +263,8 @@ class Pass(Dynamics):
             # x + P(position) + P(step), as the Universal Transformer publishes it
             assert self.coordinates is not None
             x = x + self.coordinates + self._time(float(step.number), x)
-        if step.begins_segment:
-            self._segment, self._origin = self._segment + 1, step.t
-            self._begin_segment(x)
+        if step.begins_segment and stack.segments:
+            self._begin_segment(x, step.segment)
         if stack.halting is not None:
             self.halted = self.halted or stack.halting.start(x)
             self._before = x
@@ -278,23 +278,21 @@ class Pass(Dynamics):
             assert self._share is not None
             x = self.halted.advance(self._before, x, self._share)
         if step.ends_segment and self.stack.segments:
-            norm = cast(Segment, self.stack.segments[self._segment]).norm
+            norm = cast(Segment, self.stack.segments[step.segment]).norm
             x = x if norm is None else norm(x)
         if self.record.states is not None and (step.number + 1) % self.stack.schedule.steps_per_layer == 0:
             self.record.states.append(x)
         return x
 
-    def _begin_segment(self, x: Tensor) -> None:
+    def _begin_segment(self, x: Tensor, number: int) -> None:
         """Compute the operators of evolved attention from the state that the segment starts with."""
-        if not self.stack.segments:
-            return
-        segment = self.stack.segments[self._segment]
         for name in self.stack.scheme.splitting.terms:
             if name != "convection":
                 sight = self.sights[name]
                 if self.cache is not None:
-                    sight = replace(sight, store=self._slot(name, self._segment))
-                self.sights[name] = replace(self.sights[name], operator=segment.get_submodule(name)(x, sight))
+                    sight = replace(sight, store=self._slot(name, number))
+                condition = self.stack.segments[number].get_submodule(name)
+                self._operators[number, name] = condition(x, sight)
 
     def field(self, step: Step, index: int) -> Field:
         """The terms of the sub-step with this layer's weights, and one draw of noise for all their stages."""
@@ -309,7 +307,7 @@ class Pass(Dynamics):
             noise.rewind()
             if stack.time_embedding == "field":
                 x = x + self._time(t, x)
-            depth = (t - self._origin) / stack.schedule.step_size
+            depth = step.depth + (t - step.t) / stack.schedule.step_size
             evaluations = [Evaluation(t, noise, self._sight(name, step, index, stage, once), depth) for name in names]
             increment = right_hand_side(terms, x, evaluations, placement=stack.placement)
             return noise.drop_path(increment, step.drop_path)
@@ -333,6 +331,8 @@ class Pass(Dynamics):
         sight = self.sights[name]
         if name == "convection":
             return sight
+        if self.stack.segments:
+            sight = replace(sight, operator=self._operators[step.segment, name])
         splitting = self.stack.scheme.splitting
         if self.cache is None:
             return replace(sight, store=once) if name == "coupling" else sight

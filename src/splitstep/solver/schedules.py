@@ -16,7 +16,7 @@ TIME_EMBEDDINGS = {
 
 @dataclass(frozen=True)
 class Step:
-    """One step t -> t + gamma of the stack, and whose weights it uses."""
+    """One step t -> t + gamma of the stack, and whose weights it uses; `depth` counts layers from the segment's start."""
 
     number: int
     layer: int
@@ -24,6 +24,8 @@ class Step:
     t: float
     gamma: float
     drop_path: float
+    segment: int
+    depth: float
     begins_segment: bool
     ends_segment: bool
 
@@ -73,6 +75,8 @@ class Schedule:
                 t=number * self.step_size / inner,
                 gamma=self.step_size / inner,
                 drop_path=self.drop_path * (number // inner) / max(self.num_layers - 1, 1),
+                segment=number // per_segment,
+                depth=number % per_segment / inner,
                 begins_segment=number % per_segment == 0,
                 ends_segment=(number + 1) % per_segment == 0,
             )
