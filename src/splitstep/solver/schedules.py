@@ -16,7 +16,7 @@ TIME_EMBEDDINGS = {
 
 @dataclass(frozen=True)
 class Step:
-    """One step t -> t + gamma of the stack, and whose weights it uses; `depth` counts layers from the segment's start."""
+    """One step t -> t + gamma, and whose weights it uses; `depth` counts layers from the start of its segment."""
 
     number: int
     layer: int
