@@ -133,6 +133,7 @@ def test_macaron_gives_the_published_logits(norm):
     source[1, 4:] = 1
     with torch.no_grad():
         found = model(input_ids=source, attention_mask=(source != 1).long(), decoder_input_ids=target).logits
+        assert torch.equal(model(input_ids=source, decoder_input_ids=target).logits, found)  # padding is known
     expected = Reference(arrays, norm).logits(source, target)
     assert expected.std() > 0.1
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

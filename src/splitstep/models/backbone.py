@@ -398,6 +398,8 @@ class SplitstepModel(SplitstepPreTrainedModel):
             past_key_values = self._new_cache()
         if self.decoder is None:
             return self.encoder(input_ids, attention_mask, past_key_values=past_key_values, **asked, **inputs)
+        if attention_mask is None and input_ids is not None and (padding := self._padding()) is not None:
+            attention_mask = input_ids.ne(padding).long()
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask, **asked, **inputs)
         elif not hasattr(encoder_outputs, "last_hidden_state"):
@@ -430,6 +432,11 @@ class SplitstepModel(SplitstepPreTrainedModel):
             encoder_attentions=encoder_outputs.attentions,
             ponder_cost=torch.stack(costs).sum(0) if costs else None,
         )
+
+    def _padding(self) -> int | None:
+        """The pad token, if it can be nothing but padding: then a source without a mask has one all the same."""
+        config = self.config
+        return None if config.pad_token_id in (config.bos_token_id, config.eos_token_id) else config.pad_token_id
 
     def _keeps(self, use_cache: bool | None) -> bool:
         writes = self.config.kind in ("causal", "seq2seq")
