@@ -2,7 +2,6 @@
 
 import copy
 import logging
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -99,7 +98,7 @@ class SplitstepPreTrainedModel(PreTrainedModel):
             more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
             raise UserError(f"the weights in {pretrained_model_name_or_path} do not fit {cls.__name__}: {listed}{more}")
         if new := sorted(wrong | missing):
-            warnings.warn(f"new in {cls.__name__}, initialised at random: {', '.join(new)}", stacklevel=2)
+            logging.getLogger("splitstep").warning("new in %s, initialised at random: %s", cls.__name__, ", ".join(new))
         return (model, info) if output_loading_info else model
 
     def with_solver(self, **changes: Any) -> Self:
