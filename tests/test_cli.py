@@ -1,6 +1,7 @@
 """The command as a user meets it: in a process of its own."""
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -101,6 +102,16 @@ def test_help_teaches_and_version_is_told():
     assert "tokens are particles" in page
     assert splitstep().returncode == 2
     assert splitstep("--version").stdout.strip() == __version__
+
+
+def test_an_interrupt_is_one_line_and_exit_code_130():
+    command = [sys.executable, "-m", "splitstep", "order"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()  # the header: the command is at work
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == "splitstep: interrupted\n"
 
 
 def test_a_closed_pipe_is_no_traceback():

@@ -47,6 +47,8 @@ def main() -> NoReturn:
     except BrokenPipeError:
         sys.stderr.close()
         code = 141
+    if code == 130:
+        typer.echo("splitstep: interrupted", err=True)
     sys.exit(code if isinstance(code, int) else 0)
 
 

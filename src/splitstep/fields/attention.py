@@ -23,8 +23,8 @@ KERNELS = {
     "eager": "scores and weights written out; the only one that can show its weights",
 }
 
-# On a CPU that multiplies bf16 natively SDPA's backward is slow: up to this many keys explicit attention trains 1.6 to
-# 5 times faster. On one that does not, explicit attention is 3 to 4 times slower (splitstep bench attention).
+# On a CPU that multiplies bf16 natively SDPA's backward is slow, and up to this many keys explicit attention trains
+# faster (splitstep bench attention). On one that does not, it was measured 3 to 4 times slower than SDPA.
 EAGER_KEYS = 1024
 
 

@@ -98,14 +98,12 @@ class Pool(nn.Module):
 def _pooled(states: Tensor, attention_mask: Tensor | None, pooling: str) -> Tensor:
     if attention_mask is None:
         return {"first": states[:, 0], "last": states[:, -1], "mean": states.mean(1)}[pooling]
-    visible = attention_mask.to(states.dtype)
+    visible = attention_mask.long()  # places are whole numbers: bf16 could not tell those beyond 256 apart
     if pooling == "mean":
-        return (states * visible.unsqueeze(-1)).sum(1) / visible.sum(1, keepdim=True).clamp(min=1)
-    places = torch.arange(visible.shape[1], device=states.device) * visible
-    if pooling == "first":
-        index = visible.argmax(1)
-    else:
-        index = places.argmax(1)
+        weights = visible.to(states.dtype)
+        return (states * weights.unsqueeze(-1)).sum(1) / weights.sum(1, keepdim=True).clamp(min=1)
+    places = torch.arange(1, visible.shape[1] + 1, device=states.device) * visible
+    index = visible.argmax(1) if pooling == "first" else places.argmax(1)
     return states[torch.arange(len(states), device=states.device), index]
 
 
