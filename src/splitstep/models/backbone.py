@@ -54,8 +54,8 @@ class SplitstepPreTrainedModel(PreTrainedModel):
     config_class = SplitstepConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules = ["Layer"]  # noqa: RUF012
-    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _no_split_modules = ["Layer"]
+    _skip_keys_device_placement = ["past_key_values"]
     _supports_sdpa = True
 
     def __init__(self, config: SplitstepConfig) -> None:

@@ -1,0 +1,51 @@
+"""The command bench."""
+
+import importlib
+from typing import Annotated, Any
+
+import typer
+
+from splitstep.cli.app import app
+from splitstep.cli.output import Json, columns, print_json
+from splitstep.solver.errors import UserError, lookup
+
+
+@app.command()
+def bench(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="attention or evolution; all without it.")
+    ] = None,
+    as_json: Json = False,
+    repeats: Annotated[int, typer.Option(help="Measurements of each contestant, of which the median counts.")] = 7,
+) -> None:
+    """Speed side by side, in one process, in turns, as ratios.
+
+    attention: explicit attention against torch's fused kernel. evolution: attention evolved in time against attention
+    computed in every layer, with each feed-forward network. Each ratio is to the fastest reference: above 1 is faster.
+    A precision that the machine does not multiply natively is left out, and the report says which there were.
+    """
+    names = BENCHES if name is None else {name: lookup("benchmark", name, BENCHES)}
+    if repeats < 1:
+        raise UserError(f"--repeats must be at least 1, got {repeats}")
+
+    from splitstep import bench as benches
+
+    rows: list[dict[str, Any]] = []
+    if not as_json:
+        typer.echo(columns(("precision", "case", "contestant", "seconds", "ratio"), BENCH_WIDTHS))
+    for module in names.values():
+        for case in importlib.import_module(module).cases(repeats=repeats):
+            rows.append(case.row())
+            if as_json:
+                typer.echo(f"{case.case}: {case.contestant}", err=True)
+            else:
+                cells = (case.precision, case.case, case.contestant, f"{case.median_seconds:.4f}", f"{case.ratio:.2f}x")
+                typer.echo(columns(cells, BENCH_WIDTHS))
+    if as_json:
+        print_json({"machine": benches.machine(), "cases": rows})
+    else:
+        typer.echo(", ".join(f"{key} {value}" for key, value in benches.machine().items()), err=True)
+
+
+BENCHES = {"attention": "splitstep.bench.attention", "evolution": "splitstep.bench.evolution"}
+BENCH_WIDTHS = (9, 32, 36, 9, 8)

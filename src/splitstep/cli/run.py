@@ -1,0 +1,136 @@
+"""Commands that make and measure models: check, train, evaluate."""
+
+import hashlib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from splitstep import recipe as recipes
+from splitstep.cli.app import app
+from splitstep.cli.output import Json, print_json, print_table
+from splitstep.solver.errors import UserError
+
+RecipeName = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A TOML file, or a packaged recipe; `splitstep list` names them.")
+]
+Settings = Annotated[
+    list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE ...]", help="Settings over those of the recipe.")
+]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
+
+
+@app.command()
+def check(name: RecipeName, settings: Settings = None, as_json: Json = False) -> None:
+    """Try a recipe before a long run: data, one update, one evaluation, memory.
+
+    Nothing is kept. The time an update takes, multiplied by the number of updates, is a first guess: the first update
+    of a process is slower than those after it.
+
+    Example: splitstep check laptop/multi30k-en-de
+    """
+    rows = []
+    for label, recipe in recipes.load(name, settings or []):
+        from splitstep.training.engine import check as checked
+
+        rows.append({"run": label or name} | checked(recipe))
+    if as_json:
+        print_json(rows if len(rows) > 1 else rows[0])
+        return
+    for row in rows:
+        print_table(row.pop("run"), [{"what": key.replace("_", " "), "value": _shown(v)} for key, v in row.items()])
+
+
+@app.command()
+def train(
+    name: RecipeName,
+    settings: Settings = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder; runs/RECIPE without it.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew, in a folder beside the one there is.")] = False,
+) -> None:
+    """Train a recipe, or go on where it was interrupted.
+
+    The same command continues after a crash or a signal as if nothing had happened, does nothing when the run is
+    finished, and refuses when the recipe or the data changed. Ctrl-C and SIGTERM save after the update at hand. Under
+    torchrun the update is shared among the processes. A recipe with a grid makes one run a combination.
+
+    Example: splitstep train laptop/multi30k-en-de training.seed=2 --out runs/second
+    """
+    runs = recipes.load(name, settings or [])
+    base = out or Path("runs") / _folder_name(name, settings or [])
+    if fresh:
+        base = _beside(base)
+
+    from splitstep.training.engine import train as trained
+
+    for label, recipe in runs:
+        folder = base / label if label else base
+        outcome = trained(recipe, folder, name=label)
+        if outcome.code:
+            raise typer.Exit(outcome.code)
+        _print_results(folder, outcome.results or {})
+
+
+@app.command()
+def evaluate(
+    folder: RunFolder,
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE ...]", help="Other data or another evaluation.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="valid or test.")] = "test",
+    as_json: Json = False,
+) -> None:
+    """Measure the model of a finished run.
+
+    Example: splitstep evaluate runs/laptop/multi30k-en-de data.test='["test_2017_flickr.{language}"]'
+    """
+    from splitstep.training.engine import evaluate as evaluated
+    from splitstep.training.run import Run
+
+    run = Run.existing(folder)
+    result = evaluated(run, changed(run.recipe(), settings or []), split)
+    if as_json:
+        print_json(result)
+        return
+    print_table(f"{folder}, {split}", [{"metric": key, "value": _shown(v)} for key, v in result["metrics"].items()])
+
+
+def changed(recipe: recipes.Recipe, settings: list[str]) -> recipes.Recipe:
+    """The recipe of a run with other data or another evaluation; its model stays."""
+    tables = recipe.settings()
+    for key, value in map(recipes.setting, settings):
+        if key.partition(".")[0] not in ("data", "evaluation"):
+            raise UserError(f"{key} belongs to training; of a finished run only data.* and evaluation.* can be set")
+        tables = recipes.with_setting(tables, key, value)
+    return recipes.recipe(tables)
+
+
+def _folder_name(name: str, settings: list[str]) -> str:
+    stem = name if name in recipes.packaged() else Path(name).stem
+    if not settings:
+        return stem
+    suffix = ",".join(sorted(settings))
+    if len(suffix) > 80 or "/" in suffix:
+        suffix = hashlib.sha256(suffix.encode()).hexdigest()[:12]
+    return f"{stem}+{suffix}"
+
+
+def _beside(folder: Path) -> Path:
+    number = 2
+    while (other := folder.with_name(f"{folder.name}-{number}")).exists():
+        number += 1
+    return other if folder.exists() else folder
+
+
+def _print_results(folder: Path, results: dict[str, Any]) -> None:
+    for split, metrics in results.get("metrics", {}).items():
+        rows = [{"metric": key, "value": _shown(value)} for key, value in metrics.items()]
+        print_table(f"{folder}, {split}", rows)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_shown(inner)}" for key, inner in value.items())
+    return f"{value:,}" if isinstance(value, int) else str(value)

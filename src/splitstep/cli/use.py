@@ -1,0 +1,66 @@
+"""Commands that use a finished model on lines of text: translate."""
+
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from typing import Annotated
+
+import typer
+
+from splitstep.cli.app import app
+from splitstep.cli.run import RunFolder, changed
+from splitstep.solver.errors import UserError
+
+Batch = Annotated[int, typer.Option("--batch", min=1, help="Lines taken at a time.")]
+
+
+def _input_lines(size: int) -> Iterator[list[str]]:
+    """Lines of stdin, so many at a time; bytes that are no UTF-8 are replaced, and the line says so on stderr."""
+    number = 0
+    while raw := list(islice(sys.stdin.buffer, size)):
+        texts = []
+        for line in raw:
+            number += 1
+            try:
+                text = line.decode("utf-8")
+            except UnicodeDecodeError:
+                typer.echo(f"line {number}: not UTF-8; the wrong bytes are replaced", err=True)
+                text = line.decode("utf-8", errors="replace")
+            texts.append(text.removesuffix("\n").removesuffix("\r"))
+        yield texts
+
+
+@app.command()
+def translate(
+    folder: RunFolder,
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[evaluation.KEY=VALUE ...]", help="Another beam or length penalty.")
+    ] = None,
+    nbest: Annotated[int, typer.Option(min=1, help="Translations a line, each with its score in front.")] = 1,
+    batch: Batch = 64,
+) -> None:
+    """Translate stdin to stdout, a line for each line, in order.
+
+    With --nbest N there are N lines for each, `number TAB score TAB translation`; the score is the mean log-probability
+    of a token, under the length penalty.
+
+    Example: echo 'Ein Hund rennt.' | splitstep translate runs/laptop/multi30k-de-en
+    """
+    from splitstep.training.engine import loaded
+    from splitstep.training.run import Run
+
+    run = Run.existing(folder)
+    recipe = changed(run.recipe(), settings or [])
+    if recipe.task != "translation":
+        raise UserError(f"{folder} is a run of the task {recipe.task}, not translation")
+    task, predictor = loaded(run, recipe)
+    number = 0
+    for texts in _input_lines(batch):
+        filled = [text for text in texts if text.strip()]
+        found = iter(task.translated(filled, predictor, nbest=nbest) if filled else [])  # type: ignore[attr-defined]
+        for text in texts:
+            beams = next(found) if text.strip() else [("", 0.0)] * nbest
+            for line, score in beams:
+                typer.echo(line if nbest == 1 else f"{number}\t{score:.4f}\t{line}")
+            number += 1
+        sys.stdout.flush()

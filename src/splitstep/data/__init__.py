@@ -1,0 +1,1 @@
+"""Published file formats to batches: files, examples, vocabularies, and which examples make an update."""

@@ -1,0 +1,48 @@
+"""Settings that check themselves: sections of a recipe, with errors a user can act on."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from splitstep.solver.errors import UserError, unknown
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class Section(BaseModel):
+    """A table of a recipe: frozen, its types taken literally, an unknown key an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+def validated(schema: type[Model], values: Mapping[str, Any], *, path: str = "") -> Model:
+    """The values as that section, or one line that names the key, what came and what is allowed."""
+    try:
+        return schema.model_validate(values)
+    except ValidationError as error:
+        raise _explained(schema, error, path) from None
+
+
+def _explained(schema: type[BaseModel], error: ValidationError, path: str) -> UserError:
+    first = error.errors()[0]
+    keys = [str(key) for key in first["loc"] if isinstance(key, str) and "[" not in key]
+    name = ".".join([*([path] if path else []), *keys])
+    if first["type"] == "extra_forbidden":
+        return unknown("key", name, _names(schema, keys[:-1], path))
+    if first["type"] == "missing":
+        return UserError(f"the recipe lacks {name}")
+    message = first["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    if isinstance(first["input"], dict):  # a section whose keys do not fit together
+        return UserError(message)
+    return UserError(f"{name}: {message}, got {first['input']!r}")
+
+
+def _names(schema: type[BaseModel], parents: list[str], path: str) -> list[str]:
+    for key in parents:
+        inner = schema.model_fields[key].annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            schema = inner
+    prefix = ".".join([*([path] if path else []), *parents])
+    return [f"{prefix}.{name}" if prefix else name for name in schema.model_fields]

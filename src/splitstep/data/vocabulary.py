@@ -1,0 +1,176 @@
+"""Vocabularies: learnt on training text or read from a file, as `tokenizers` objects that transformers can load."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from splitstep.data.cache import Ragged
+from splitstep.data.settings import Section
+from splitstep.solver.errors import UserError, lookup
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+# The special tokens by what they do. Ids 0 to 4 in a vocabulary of ours; in a given one, wherever it has them.
+SPECIALS = {"pad": "<pad>", "bos": "<s>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>"}
+BERT_SPECIALS = {"pad": "[PAD]", "bos": "[CLS]", "eos": "[SEP]", "unk": "[UNK]", "mask": "[MASK]"}
+NORMALIZATIONS: dict[str, Callable[[], Any]] = {
+    "none": lambda: normalizers.Sequence([]),
+    "nfc": normalizers.NFC,
+    "nfkc": normalizers.NFKC,
+}
+
+
+class Vocabulary(Section):
+    """How text becomes tokens."""
+
+    kind: Literal["bpe", "word", "byte", "wordpiece"] = "bpe"
+    size: int = Field(default=10_000, gt=len(SPECIALS))  # at most; a given file and bytes have their own
+    lowercase: bool = False
+    normalization: Literal["none", "nfc", "nfkc"] = "nfc"
+    file: str | None = None  # a given WordPiece vocabulary, a token a line, in the data folder
+
+
+def _bpe(settings: Vocabulary, texts: Iterable[str]) -> Tokenizer:
+    # Bytes underneath: every text can be written, and read back as it was.
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=settings.size,
+        special_tokens=list(SPECIALS.values()),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def _word(settings: Vocabulary, texts: Iterable[str]) -> Tokenizer:
+    tokenizer = Tokenizer(models.WordLevel(unk_token=SPECIALS["unk"]))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    # `trainers.WordLevelTrainer` orders words of one count differently from run to run.
+    counts: dict[str, int] = {}
+    for text in texts:
+        for word in text.lower().split() if settings.lowercase else text.split():
+            counts[word] = counts.get(word, 0) + 1
+    words = [word for word in sorted(counts, key=lambda w: (-counts[w], w)) if word not in SPECIALS.values()]
+    kept = [*SPECIALS.values(), *words][: settings.size]
+    tokenizer.model = models.WordLevel({word: i for i, word in enumerate(kept)}, unk_token=SPECIALS["unk"])
+    tokenizer.add_special_tokens(list(SPECIALS.values()))
+    return tokenizer
+
+
+def _byte(settings: Vocabulary, texts: Iterable[str]) -> Tokenizer:
+    symbols = _byte_symbols()
+    vocabulary = {token: i for i, token in enumerate([*SPECIALS.values(), *symbols])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIALS.values()))
+    return tokenizer
+
+
+def _byte_symbols() -> list[str]:
+    """The character that stands for each byte in a byte-level vocabulary, by byte."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = (byte for byte in range(256) if byte not in printable)
+    table = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+    return [table[byte] for byte in range(256)]
+
+
+def _wordpiece(settings: Vocabulary, texts: Iterable[str]) -> Tokenizer:
+    tokenizer = Tokenizer(models.WordPiece(unk_token=BERT_SPECIALS["unk"]))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    if settings.file is not None:
+        words = Path(settings.file).read_text(encoding="utf-8").split("\n")
+        vocabulary = {word: i for i, word in enumerate(words) if word}
+        missing = [token for token in BERT_SPECIALS.values() if token not in vocabulary]
+        if missing:
+            raise UserError(f"{settings.file} is no WordPiece vocabulary: it lacks {', '.join(missing)}")
+        tokenizer.model = models.WordPiece(vocabulary, unk_token=BERT_SPECIALS["unk"])
+        tokenizer.add_special_tokens(list(BERT_SPECIALS.values()))
+        return tokenizer
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=settings.size, special_tokens=list(BERT_SPECIALS.values()), show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+# A new kind of vocabulary is one entry here, and its name in `Vocabulary.kind`.
+KINDS: dict[str, Callable[[Vocabulary, Iterable[str]], Tokenizer]] = {
+    "bpe": _bpe,
+    "word": _word,
+    "byte": _byte,
+    "wordpiece": _wordpiece,
+}
+
+
+def learn(settings: Vocabulary, texts: Iterable[str]) -> Tokenizer:
+    """A tokenizer with its special tokens, which depends on the training text alone."""
+    steps: list[Any] = [NORMALIZATIONS[settings.normalization]()]
+    if settings.lowercase:
+        steps.append(normalizers.BertNormalizer() if settings.kind == "wordpiece" else normalizers.Lowercase())
+    normalizer = normalizers.Sequence(steps)
+    if settings.kind != "byte":  # what is counted is what will be looked up
+        texts = map(normalizer.normalize_str, texts)
+    tokenizer = lookup("vocabulary", settings.kind, KINDS)(settings, texts)
+    tokenizer.normalizer = normalizer
+    return tokenizer
+
+
+def specials(tokenizer: Tokenizer) -> dict[str, int]:
+    """The ids of the special tokens by what they do."""
+    for names in (SPECIALS, BERT_SPECIALS):
+        ids = {role: index for role, name in names.items() if (index := tokenizer.token_to_id(name)) is not None}
+        if len(ids) == len(names):
+            return ids
+    raise UserError("the vocabulary has neither our special tokens nor BERT's")
+
+
+def end_with(tokenizer: Tokenizer, *, single: str, pair: str | None = None) -> Tokenizer:
+    """The tokenizer with special tokens around each text: `single="$A </s>"` ends it."""
+    ids = specials(tokenizer)
+    tokens = [(tokenizer.id_to_token(index), index) for index in ids.values()]
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=tokens)
+    return tokenizer
+
+
+def encoded(tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool = True) -> Ragged:
+    """The token ids of each text."""
+    size = 10_000  # at a time, so that the encodings of a large corpus are not in memory all at once
+    parts: list[NDArray[np.int32]] = []
+    for start in range(0, len(texts), size):
+        batch = tokenizer.encode_batch_fast(list(texts[start : start + size]), add_special_tokens=add_special_tokens)
+        parts += [np.asarray(encoding.ids, dtype=np.int32) for encoding in batch]
+    return Ragged.of(parts)
+
+
+def as_hugging_face(tokenizer: Tokenizer, *, max_length: int | None = None) -> "PreTrainedTokenizerFast":
+    """The tokenizer as transformers knows it, to be saved beside a model."""
+    from transformers import PreTrainedTokenizerFast
+
+    named = {role: tokenizer.id_to_token(index) for role, index in specials(tokenizer).items()}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        **{f"{role}_token": token for role, token in named.items()},
+        cls_token=named["bos"],
+        sep_token=named["eos"],
+        clean_up_tokenization_spaces=False,
+        **({} if max_length is None else {"model_max_length": max_length}),
+    )
+
+
+def load(folder: Path) -> Tokenizer:
+    """The tokenizer of a model folder."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise UserError(f"{folder} has no tokenizer.json")
+    return Tokenizer.from_file(str(path))

@@ -1,0 +1,108 @@
+"""What the engine asks of a task."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splitstep.data.settings import Section
+
+if TYPE_CHECKING:
+    from splitstep.tasks.prediction import Predictor
+
+Batch = dict[str, NDArray[Any]]
+IGNORED = -100  # the label that no loss counts
+
+# What a metric is better at: the higher or the lower.
+METRICS = {
+    "loss": min,
+    "perplexity": min,
+    "word_perplexity": min,
+    "bits_per_byte": min,
+    "bleu": max,
+    "chrf": max,
+    "accuracy": max,
+    "top5": max,
+    "f1": max,
+    "matthews": max,
+    "pearson": max,
+    "spearman": max,
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a model reached on a split, and what it did with each example: the ground of every significance test."""
+
+    metrics: dict[str, Any]
+    examples: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Task(ABC):
+    """Data, model, loss and metrics of one kind of problem.
+
+    A task is built from its settings and, to evaluate a trained model, from that model's folder, whose vocabulary or
+    image processor it then uses.
+    """
+
+    Data: ClassVar[type[Section]]
+    Evaluation: ClassVar[type[Section]]
+    kind: ClassVar[str]  # of the model
+    model_class: ClassVar[str]  # a public name of the package
+    metric: ClassVar[str]  # the one that a comparison looks at
+    unit: ClassVar[str] = "tokens"  # what speed is counted in
+    loss_options: ClassVar[Mapping[str, Any]] = {}  # further arguments of the model's forward, for its loss
+
+    def __init__(
+        self, data: Any, evaluation: Any, *, folder: Path | None = None, say: Callable[[str], None] = lambda line: None
+    ) -> None:
+        self.data, self.evaluation, self.folder, self.say = data, evaluation, folder, say
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> dict[str, str]:
+        """The files the data came from, with their checksums."""
+
+    @property
+    @abstractmethod
+    def splits(self) -> list[str]:
+        """The names of the splits there are: train, valid, and test where there is one."""
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """What the data tell the model's configuration: vocabulary, special tokens, labels, sizes."""
+
+    @abstractmethod
+    def save_processor(self, folder: Path) -> None:
+        """Write what turns raw input into the model's, as transformers loads it."""
+
+    @abstractmethod
+    def lengths(self, split: str) -> NDArray[np.int64]:
+        """The tokens of each example of a split."""
+
+    @abstractmethod
+    def batch(self, split: str, indices: NDArray[np.int64], *, epoch: int | None = None, seed: int = 0) -> Batch:
+        """The examples as the model takes them, and `num_items`, what their loss is a sum over.
+
+        In training, `epoch` and `seed` decide what is drawn for each example; without an epoch nothing is drawn.
+        """
+
+    def from_loss(self, loss: float, split: str) -> dict[str, float]:
+        """The metrics that follow from the loss an item."""
+        return {"loss": loss}
+
+    @abstractmethod
+    def measure(self, predictor: "Predictor", split: str) -> Measured:
+        """What a finished model is judged by."""
+
+
+def padded(sequences: list[NDArray[np.int32]], fill: int) -> NDArray[np.int64]:
+    """The sequences as rows of one array, filled up on the right."""
+    array = np.full((len(sequences), max(map(len, sequences))), fill, dtype=np.int64)
+    for row, sequence in zip(array, sequences, strict=True):
+        row[: len(sequence)] = sequence
+    return array

@@ -1,0 +1,240 @@
+"""Translation: parallel text, joint BPE, an encoder-decoder, BLEU."""
+
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+from tokenizers import Tokenizer
+
+from splitstep.data import vocabulary
+from splitstep.data.cache import Ragged, cached
+from splitstep.data.files import data_root, fingerprint
+from splitstep.data.parallel import FORMATS, Pair, files_of
+from splitstep.data.settings import Section
+from splitstep.data.vocabulary import Vocabulary
+from splitstep.solver.errors import UserError
+from splitstep.tasks.base import IGNORED, Batch, Measured, Task, padded
+from splitstep.tasks.bleu import CONVENTIONS, bleu, chrf
+
+if TYPE_CHECKING:
+    from splitstep.tasks.prediction import Predictor
+
+Patterns = Annotated[list[str], Field(min_length=1)]
+
+
+class TranslationData(Section):
+    """Where the parallel text is and how it becomes tokens."""
+
+    root: str | None = None
+    folder: str = "."
+    format: Literal["lines", "iwslt", "tsv"] = "lines"
+    source: str
+    target: str
+    train: Patterns  # names of files, with {language} in them
+    valid: Patterns | None = None
+    test: Patterns | None = None
+    valid_every: int | None = Field(default=None, gt=1)  # every n-th pair of train is held out, where valid is no file
+    vocabulary: Vocabulary = Vocabulary()
+    max_length: int = Field(default=256, gt=1)  # tokens; longer training pairs are counted and left out
+
+
+class TranslationEvaluation(Section):
+    """How a finished model translates, and how that is scored."""
+
+    num_beams: int = Field(default=5, ge=1)
+    length_penalty: float = 1.0  # the sum of log-probabilities is divided by length to this power
+    max_length_ratio: float = 2.0  # at most so many tokens a source token, and ten more
+    bleu: Literal["detokenized", "iwslt", "wmt", "transevolve"] = "detokenized"
+
+
+class Translation(Task):
+    """From one language to another."""
+
+    Data, Evaluation = TranslationData, TranslationEvaluation
+    kind = "seq2seq"
+    model_class = "SplitstepForConditionalGeneration"
+    metric = "bleu"
+    loss_options: ClassVar = {}
+
+    @cached_property
+    def _root(self) -> Path:
+        folder = data_root(self.data.root) / self.data.folder
+        if not folder.is_dir():
+            raise UserError(f"the folder {folder} (data.folder) does not exist")
+        return folder
+
+    @property
+    def _languages(self) -> Pair:
+        return self.data.source, self.data.target
+
+    @cached_property
+    def fingerprint(self) -> dict[str, str]:
+        """The files of all splits."""
+        patterns = chain(*(getattr(self.data, split) or [] for split in ("train", "valid", "test")))
+        files = chain(*(files_of(self._root, self.data.format, name, self._languages) for name in patterns))
+        return fingerprint(files)
+
+    @property
+    def splits(self) -> list[str]:
+        """train, and what the recipe names beside it."""
+        held_out = self.data.valid_every is not None
+        return ["train", *(s for s in ("valid", "test") if getattr(self.data, s) or (s == "valid" and held_out))]
+
+    def pairs(self, split: str) -> list[Pair]:
+        """The sentences of a split as they stand in the files."""
+        held_out = self.data.valid_every if not self.data.valid else None
+        patterns = self.data.train if split == "valid" and held_out else getattr(self.data, split)
+        if not patterns:
+            raise UserError(f"the recipe names no data.{split}")
+        read: Iterator[Pair] = chain(
+            *(FORMATS[self.data.format](self._root, name, self._languages) for name in patterns)
+        )
+        if held_out and split != "test":
+            keep = (lambda i: i % held_out == 0) if split == "valid" else (lambda i: i % held_out != 0)
+            read = (pair for i, pair in enumerate(read) if keep(i))
+        return list(read)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The model's own, or one learnt on both sides of the training text."""
+        return vocabulary.load(self.folder or self._prepared)
+
+    @cached_property
+    def _prepared(self) -> Path:
+        made_from = {"task": "translation", "files": self.fingerprint, "data": self.data.model_dump(exclude={"root"})}
+        return cached(made_from, self._prepare)
+
+    def _prepare(self, folder: Path) -> None:
+        self.say("reading the training text and learning the vocabulary")
+        pairs = self.pairs("train")
+        tokenizer = vocabulary.learn(self.data.vocabulary, chain.from_iterable(pairs))
+        vocabulary.end_with(tokenizer, single="$A </s>")
+        tokenizer.save(str(folder / "tokenizer.json"))
+        for side, ragged in zip(("source", "target"), self._encoded(tokenizer, pairs), strict=True):
+            ragged.save(folder / f"train.{side}")
+
+    def _encoded(self, tokenizer: Tokenizer, pairs: list[Pair]) -> tuple[Ragged, Ragged]:
+        source, target = (vocabulary.encoded(tokenizer, [pair[side] for pair in pairs]) for side in (0, 1))
+        return source, target
+
+    @cached_property
+    def _sides(self) -> dict[str, tuple[Ragged, Ragged]]:
+        return {}
+
+    def _split(self, split: str) -> tuple[Ragged, Ragged]:
+        if split not in self._sides:
+            if split == "train" and self.folder is None:
+                sides = (Ragged.open(self._prepared / "train.source"), Ragged.open(self._prepared / "train.target"))
+            else:
+                sides = self._encoded(self.tokenizer, self.pairs(split))
+            self._sides[split] = sides
+        return self._sides[split]
+
+    @cached_property
+    def _kept(self) -> NDArray[np.int64]:
+        """The training pairs that are not too long."""
+        source, target = self._split("train")
+        longest = np.maximum(source.lengths, target.lengths)
+        empty = np.minimum(source.lengths, target.lengths) <= 1  # nothing but the end
+        kept = np.flatnonzero((longest <= self.data.max_length) & ~empty)
+        if len(kept) < len(longest):
+            self.say(
+                f"{int((longest > self.data.max_length).sum()):,} of {len(longest):,} training pairs are longer than "
+                f"{self.data.max_length} tokens and {int(empty.sum()):,} have an empty side: left out"
+            )
+        return kept
+
+    def settings(self) -> dict[str, Any]:
+        """Vocabulary size and special tokens."""
+        ids = vocabulary.specials(self.tokenizer)
+        named = {f"{role}_token_id": ids[role] for role in ("pad", "bos", "eos", "unk")}
+        size = self.tokenizer.get_vocab_size()
+        return {"vocab_size": size, **named, "decoder_start_token_id": ids["bos"]}
+
+    def save_processor(self, folder: Path) -> None:
+        """The tokenizer."""
+        vocabulary.as_hugging_face(self.tokenizer).save_pretrained(folder)
+
+    def lengths(self, split: str) -> NDArray[np.int64]:
+        """The longer side of each pair."""
+        source, target = self._split(split)
+        longest = np.maximum(source.lengths, target.lengths)
+        return longest[self._kept] if split == "train" else longest
+
+    def batch(self, split: str, indices: NDArray[np.int64], *, epoch: int | None = None, seed: int = 0) -> Batch:
+        """Source, its mask and the target; the loss is a sum over target tokens."""
+        if split == "train":
+            indices = self._kept[indices]
+        source, target = self._split(split)
+        pad = vocabulary.specials(self.tokenizer)["pad"]
+        sources = padded([source[i] for i in indices], pad)
+        labels = padded([target[i] for i in indices], IGNORED)
+        items = np.asarray((labels != IGNORED).sum())
+        return {"input_ids": sources, "attention_mask": sources != pad, "labels": labels, "num_items": items}
+
+    def measure(self, predictor: "Predictor", split: str) -> Measured:
+        """BLEU of beam search, and the translations."""
+        loss = predictor.mean_loss(self, split)
+        pairs = self.pairs(split)
+        hypotheses = [beams[0][0] for beams in self.translated([source for source, _ in pairs], predictor)]
+        references = [target for _, target in pairs]
+        score, signature = bleu(hypotheses, references, convention=self.evaluation.bleu, language=self.data.target)
+        metrics = {
+            "bleu": score,
+            "chrf": chrf(hypotheses, references),
+            "signature": signature,
+            "convention": CONVENTIONS[self.evaluation.bleu].used_by,
+            "loss": loss,
+            "perplexity": float(np.exp(loss)),
+        }
+        rows = zip(pairs, hypotheses, strict=True)
+        return Measured(metrics, [{"source": s, "reference": r, "hypothesis": h} for (s, r), h in rows])
+
+    def translated(
+        self, sources: list[str], predictor: "Predictor", *, nbest: int = 1
+    ) -> list[list[tuple[str, float]]]:
+        """The best translations of each sentence with their scores."""
+        tokens = vocabulary.encoded(self.tokenizer, sources)
+        results: dict[int, list[tuple[str, float]]] = {}
+        with predictor:
+            for indices in predictor.shares(tokens.lengths * self.evaluation.num_beams):
+                results |= zip(
+                    indices.tolist(), self._beams([tokens[i] for i in indices], predictor, nbest), strict=True
+                )
+        return predictor.gathered(results)
+
+    def _beams(
+        self, sources: list[NDArray[np.int32]], predictor: "Predictor", nbest: int
+    ) -> Iterator[list[tuple[str, float]]]:
+        pad = vocabulary.specials(self.tokenizer)["pad"]
+        ids = padded(sources, pad)
+        inputs = predictor.to_device({"input_ids": ids, "attention_mask": ids != pad})
+        longest = int(self.evaluation.max_length_ratio * ids.shape[1]) + 10
+        beams = max(self.evaluation.num_beams, nbest)
+        out = predictor.model.generate(  # type: ignore[operator]
+            **inputs,
+            num_beams=beams,
+            num_return_sequences=nbest,
+            length_penalty=self.evaluation.length_penalty,
+            max_new_tokens=longest,
+            do_sample=False,
+            early_stopping=False,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        texts = self.tokenizer.decode_batch(out.sequences.tolist(), skip_special_tokens=True)
+        scores = _greedy_scores(predictor.model, out) if beams == 1 else out.sequences_scores.tolist()
+        for start in range(0, len(texts), nbest):
+            best = zip(texts[start : start + nbest], scores[start : start + nbest], strict=True)
+            yield [(text.strip(), score) for text, score in best]
+
+
+def _greedy_scores(model: Any, out: Any) -> list[float]:
+    steps = model.compute_transition_scores(out.sequences, out.scores, normalize_logits=True)
+    finite = steps.isfinite()
+    return (steps.masked_fill(~finite, 0).sum(1) / finite.sum(1).clamp(min=1)).tolist()

@@ -1,0 +1,1 @@
+"""The thin layer over the Hugging Face Trainer: run folders, checkpoints that count when complete, schedules."""

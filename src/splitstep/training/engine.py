@@ -1,0 +1,361 @@
+"""From a recipe to a trained and measured model: train, check, evaluate."""
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import splitstep
+from splitstep.data.batches import Plan
+from splitstep.models.accounting import flops_per_token, parameters
+from splitstep.models.configuration import SplitstepConfig
+from splitstep.models.presets import preset
+from splitstep.recipe import Recipe, Training
+from splitstep.solver.errors import UserError
+from splitstep.tasks import task_class
+from splitstep.tasks.base import METRICS, Task
+from splitstep.tasks.prediction import Predictor
+from splitstep.training import checkpoints
+from splitstep.training.progress import clock, progress
+from splitstep.training.rates import rate
+from splitstep.training.run import Run
+from splitstep.training.trainer import EMA, Signals, SplitstepTrainer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from splitstep.models.backbone import SplitstepPreTrainedModel
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended: its exit code, and the results of a finished run."""
+
+    code: int
+    results: dict[str, Any] | None = None
+
+
+def rank() -> int:
+    """The number of this process among those that torchrun started."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def configuration(recipe: Recipe, task: Task) -> SplitstepConfig:
+    """The configuration of the recipe's model, with what the data tell."""
+    chosen = dict(recipe.model)
+    name, kind = chosen.pop("preset", "transformer"), chosen.pop("kind", task.kind)
+    told = {key: value for key, value in task.settings().items() if key not in chosen}
+    try:
+        return preset(name, kind, **{**told, **chosen})
+    except UserError as error:
+        raise UserError(f"model: {error}") from None
+
+
+def build(recipe: Recipe, config: SplitstepConfig) -> "SplitstepPreTrainedModel":
+    """The recipe's model with the weights of its seed."""
+    task = task_class(recipe.task)
+    torch.manual_seed(recipe.training.seed)
+    return getattr(splitstep, task.model_class)(config)
+
+
+def plan(task: Task, settings: Training) -> Plan:
+    """Which examples make each update."""
+    return Plan(
+        task.lengths("train"),
+        settings.seed,
+        tokens=settings.tokens_per_update,
+        examples=settings.batch_size,
+        repeats=settings.repeated_augmentation,
+    )
+
+
+@contextmanager
+def processes(settings: Training) -> "Iterator[None]":
+    """Join the processes that torchrun started, if it did."""
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield
+        return
+    # The Trainer leaves out its own timeout on CPU, and a lost process would be waited for without end.
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    torch.distributed.init_process_group(backend, timeout=timedelta(seconds=settings.timeout))
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def train(recipe: Recipe, folder: Path, *, name: str = "", say: Say | None = None) -> Outcome:
+    """Train a recipe in a folder, or go on with it; a finished run is left as it is."""
+    tell = say or _teller(name)
+    run = Run(folder)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file, not a folder")
+    if folder.is_dir() and any(folder.iterdir()) and not run.recipe_file.is_file() and not _only_lock(folder):
+        raise UserError(f"{folder} is no run folder: it has other files and no recipe.toml")
+    task = _task(recipe, tell)
+    config = configuration(recipe, task)
+    settings = recipe.training
+    batches = plan(task, settings)
+    updates = settings.updates or batches.updates_in(settings.epochs or 1)
+    if recipe.training.select not in METRICS:
+        raise UserError(f"training.select: choose from {', '.join(METRICS)}, got {settings.select!r}")
+    begun = run.recipe_file.is_file()
+    if begun:
+        run.check(recipe, task.fingerprint)
+        results = run.results()
+        if results is not None and results["updates_asked"] >= updates:
+            tell(f"{folder} is finished after {results['updates']:,} updates; nothing to do")
+            return Outcome(0, results)
+    with processes(settings), run.locked() if rank() == 0 else nullcontext():
+        if not begun and rank() == 0:
+            run.begin(recipe, task.fingerprint, threads=torch.get_num_threads(), processes=_world())
+        _together()
+        return _train(recipe, run, task, config, batches, updates, name=name, tell=tell)
+
+
+def _only_lock(folder: Path) -> bool:
+    return all(path.name == ".lock" for path in folder.iterdir())
+
+
+def _teller(name: str) -> Say:
+    prefix = f"{name}: " if name else ""
+    return lambda line: print(f"{prefix}{line}", file=sys.stderr, flush=True) if rank() == 0 else None
+
+
+def _world() -> int:
+    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+
+
+def _together() -> None:
+    if _world() > 1:
+        torch.distributed.barrier()
+
+
+def _task(recipe: Recipe, say: Say, folder: Path | None = None) -> Task:
+    return task_class(recipe.task)(recipe.data, recipe.evaluation, folder=folder, say=say)
+
+
+def _train(
+    recipe: Recipe, run: Run, task: Task, config: SplitstepConfig, batches: Plan, updates: int, *, name: str, tell: Say
+) -> Outcome:
+    settings = recipe.training
+    checkpoint = checkpoints.newest(run.checkpoints, tell, clear=rank() == 0)
+    done = 0 if checkpoint is None else checkpoints.update_of(checkpoint)
+    model = build(recipe, config)
+    counted = parameters(model)
+    tell(f"{counted.total:,} parameters, {counted.body:,} of them in the layers; {updates:,} updates in {run.folder}")
+    if checkpoint is not None:
+        _resumed(run, settings, done, updates, config.hidden_size, tell)
+    begun = time.monotonic()
+    with Signals() as signals, progress(updates, name=name) as display:
+        trainer = SplitstepTrainer(
+            model,
+            task=task,
+            settings=settings,
+            run=run,
+            plan=batches,
+            updates=updates,
+            signals=signals,
+            show=display.update,
+        )
+        if trainer.pieces != settings.micro_batches:
+            tell(f"every update is cut into {trainer.pieces} micro-batches for {_world()} processes; its size stays")
+        stopped = checkpoint is not None and _stopped_early(checkpoint, settings)
+        if done < updates and not stopped:
+            trainer.train_from(checkpoint)
+            if signals.received is not None and trainer.state.global_step < updates:
+                tell(f"stopped by a signal after update {trainer.state.global_step:,}; the same command goes on")
+                return Outcome(signals.exit_code)
+    return Outcome(0, _finish(recipe, run, task, trainer, updates, tell, time.monotonic() - begun))
+
+
+def _resumed(run: Run, settings: Training, done: int, updates: int, width: int, tell: Say) -> None:
+    tell(f"going on from update {done:,}")
+    environment = run.environment()
+    if environment["threads"] != torch.get_num_threads():
+        tell(
+            f"begun with {environment['threads']} threads, going on with {torch.get_num_threads()}: sums of floats "
+            "are taken in another order, so the last bits of the weights will differ"
+        )
+    before = run.recipe().training
+    if (before.updates, before.epochs) != (settings.updates, settings.epochs):
+        now = rate(settings, done, total=updates, width=width)
+        tell(
+            f"now {updates:,} updates are asked for; the schedule {settings.schedule!r} goes on at a rate of {now:.3g}"
+        )
+        if rank() == 0:
+            run.results_file.unlink(missing_ok=True)
+            run.write_recipe(run.recipe().model_copy(update={"training": settings}))
+
+
+def _stopped_early(checkpoint: Path, settings: Training) -> bool:
+    """Whether a run that was interrupted after its last evaluation had run out of patience."""
+    from splitstep.training.trainer import since_best
+
+    history = json.loads((checkpoint / "trainer_state.json").read_text())["log_history"]
+    return settings.patience is not None and since_best(history, settings.select) >= settings.patience
+
+
+def _finish(
+    recipe: Recipe, run: Run, task: Task, trainer: SplitstepTrainer, updates: int, tell: Say, seconds: float
+) -> dict[str, Any]:
+    """The final weights as a model folder, measured on every held-out split."""
+    settings = recipe.training
+    last = checkpoints.newest(run.checkpoints, tell, clear=False)
+    assert last is not None
+    state = json.loads((last / "trainer_state.json").read_text())
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    model.load_state_dict(_final_weights(run, trainer, last, state), strict=False)
+    model.tie_weights()
+    if rank() == 0:
+        _write_model(run, task, model)
+    _together()
+    predictor = trainer.predictor()
+    measured = {}
+    for split in (split for split in task.splits if split != "train"):
+        tell(f"measuring the {settings.final} weights on {split}")
+        measured[split] = task.measure(predictor, split)
+    known = json.loads((last / "training.json").read_text())
+    results = {
+        "task": recipe.task,
+        "metric": task.metric,
+        "metrics": {split: result.metrics for split, result in measured.items()},
+        "weights": settings.final,
+        "updates": checkpoints.update_of(last),
+        "updates_asked": updates,
+        "best_update": state["best_global_step"],
+        "seed": settings.seed,
+        "parameters": vars(parameters(model)) | {"total": parameters(model).total},
+        "flops": 3 * known["items"] * flops_per_token(model.config, length=_mean_length(task)),
+        task.unit: known["items"],
+        "seconds": known["seconds"],
+        f"{task.unit}_per_second": known["items"] / max(known["seconds"], 1e-9),
+        "peak_memory_bytes": peak_memory(),
+    }
+    if rank() == 0:
+        for split, result in measured.items():
+            rows = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in result.examples)
+            checkpoints.write_atomically(run.folder / f"predictions-{split}.jsonl", rows)
+        checkpoints.write_atomically(run.results_file, json.dumps(results, indent=2, ensure_ascii=False))
+    _together()
+    tell(f"finished after {clock(known['seconds'])} of training: {run.results_file}")
+    return results
+
+
+def _mean_length(task: Task) -> int:
+    return max(round(float(task.lengths("train").mean())), 1)
+
+
+def peak_memory() -> int:
+    """The most bytes this process held at a time."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _final_weights(run: Run, trainer: SplitstepTrainer, last: Path, state: dict[str, Any]) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    settings = trainer.settings
+    if settings.final == "ema":
+        return load_file(last / EMA)
+    if settings.final == "average":
+        return checkpoints.averaged(checkpoints.last(run.checkpoints, settings.average, trainer.regular))
+    if settings.final == "best" and state["best_global_step"]:
+        best = run.checkpoints / f"{checkpoints.PREFIX}{state['best_global_step']}"
+        wrong = checkpoints.flaw(best)
+        if wrong is not None:
+            raise UserError(f"the best checkpoint {best} cannot be used: {wrong}")
+        return load_file(best / "model.safetensors")
+    return load_file(last / "model.safetensors")
+
+
+def _write_model(run: Run, task: Task, model: Any) -> None:
+    unfinished = run.folder / ".model.unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    model.save_pretrained(unfinished)
+    task.save_processor(unfinished)
+    shutil.rmtree(run.model, ignore_errors=True)
+    unfinished.rename(run.model)
+
+
+def check(recipe: Recipe, *, say: Say | None = None) -> dict[str, Any]:
+    """What a long run will meet, met now: the recipe, the data, one update at full size, one evaluation, memory."""
+    import tempfile
+
+    tell = say or _teller("")
+    task = _task(recipe, tell)
+    config = configuration(recipe, task)
+    batches = plan(task, recipe.training)
+    sizes = {split: len(task.lengths(split)) for split in task.splits}
+    if "valid" not in sizes:
+        raise UserError("the recipe names no validation split")
+    updates = recipe.training.updates or batches.updates_in(recipe.training.epochs or 1)
+    model = build(recipe, config)
+    with tempfile.TemporaryDirectory() as scratch:
+        settings = recipe.training.model_copy(update={"evaluate_every": 10**9, "save_every": 10**9, "ema": None})
+        trainer = SplitstepTrainer(
+            model,
+            task=task,
+            settings=settings,
+            run=Run(Path(scratch, "none")),
+            plan=batches,
+            updates=1,
+            signals=Signals(),
+            show=lambda done, entry: None,
+        )
+        begun = time.monotonic()
+        losses = trainer.one_update()
+        seconds = time.monotonic() - begun
+        valid = trainer.predictor().mean_loss(task, "valid")
+    return {
+        "task": recipe.task,
+        "examples": sizes,
+        "parameters": parameters(model).total,
+        "updates": updates,
+        "first_loss": losses,
+        "validation_loss": valid,
+        "seconds_an_update": seconds,
+        "seconds_in_all": seconds * updates,
+        "peak_memory_bytes": peak_memory(),
+    }
+
+
+def evaluate(run: Run, recipe: Recipe, split: str, *, say: Say | None = None) -> dict[str, Any]:
+    """The metrics of a finished run's model on a split."""
+    task, predictor = loaded(run, recipe, say=say)
+    if split not in task.splits:
+        raise UserError(f"unknown split {split!r}; choose from {', '.join(task.splits)}")
+    return {"task": recipe.task, "split": split, "metrics": task.measure(predictor, split).metrics}
+
+
+def loaded(run: Run, recipe: Recipe, *, say: Say | None = None) -> tuple[Task, Predictor]:
+    """The task and the model of a finished run."""
+    if not run.model.is_dir():
+        raise UserError(f"{run.folder} has no model yet; the same `splitstep train` command finishes it")
+    task = _task(recipe, say or _teller(""), folder=run.model)
+    model = getattr(splitstep, task.model_class).from_pretrained(run.model)
+    told = task.settings()
+    if "vocab_size" in told and told["vocab_size"] > model.config.vocab_size:
+        raise UserError(
+            f"the vocabulary of {run.model} has {told['vocab_size']} tokens and the model {model.config.vocab_size}: "
+            "it belongs to another model"
+        )
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+    autocast = torch.bfloat16 if recipe.training.precision == "bf16" else None
+    return task, Predictor(model.to(device), autocast=autocast)

@@ -1,0 +1,498 @@
+"""The Hugging Face Trainer with what it lacks.
+
+Batches by plan, a stop at a loss that is no number, sealed checkpoints, signals obeyed between updates, and a log in
+which a continued run does not show.
+"""
+
+import contextlib
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import PrinterCallback
+
+from splitstep.data.batches import Piece, Plan, Stream
+from splitstep.recipe import Training
+from splitstep.tasks.base import IGNORED, METRICS, Task
+from splitstep.tasks.prediction import Predictor, tensors
+from splitstep.training import checkpoints
+from splitstep.training.rates import rate
+from splitstep.training.run import Run
+
+PROGRESS = "training.json"  # beside a checkpoint's weights: what the Trainer itself forgets
+EMA = "ema.safetensors"
+
+
+class NotFiniteError(RuntimeError):
+    """The loss or the gradient is no number; the run stops before the update that would spoil the weights."""
+
+
+@dataclass
+class Signals:
+    """Ctrl-C and SIGTERM asked for: the run ends after the update at hand. A second Ctrl-C ends it at once."""
+
+    received: int | None = None
+    _before: dict[int, Any] = field(default_factory=dict)
+
+    def __enter__(self) -> "Signals":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = number
+
+    @property
+    def exit_code(self) -> int:
+        """As a shell counts a process that a signal ended."""
+        return 0 if self.received is None else 128 + self.received
+
+
+class Pieces(Dataset[dict[str, Tensor]]):
+    """The batch of each piece of an update, made by the task."""
+
+    def __init__(self, task: Task, seed: int) -> None:
+        self.task, self.seed = task, seed
+
+    def __getitems__(self, piece: Piece) -> dict[str, Tensor]:
+        """What the model takes; a piece that does not count has its labels ignored."""
+        batch = tensors(self.task.batch("train", piece.indices, epoch=piece.epoch, seed=self.seed))
+        if not piece.counted:
+            batch = {name: _uncounted(name, tensor) for name, tensor in batch.items()}
+        return batch
+
+
+def _uncounted(name: str, tensor: Tensor) -> Tensor:
+    if "label" in name:
+        return torch.full_like(tensor, IGNORED) if not tensor.is_floating_point() else torch.zeros_like(tensor)
+    return torch.zeros_like(tensor) if name.startswith("num_") else tensor
+
+
+def _as_it_is(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    return batch
+
+
+class SplitstepTrainer(Trainer):
+    """Trains a model on a task by a recipe's settings, in a run folder."""
+
+    model: PreTrainedModel
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        task: Task,
+        settings: Training,
+        run: Run,
+        plan: Plan,
+        updates: int,
+        signals: Signals,
+        show: Callable[[int, dict[str, Any]], None],
+    ) -> None:
+        self.task, self.settings, self.run, self.plan = task, settings, run, plan
+        self.updates, self.signals = updates, signals
+        arguments = training_arguments(settings, run, updates)
+        world = max(arguments.world_size, 1)
+        # As many pieces as asked for, rounded up so that every process has the same number of them.
+        self.pieces = -(-settings.micro_batches // world) * world
+        arguments.gradient_accumulation_steps = self.pieces // world
+        self.clock = Clock()
+        callbacks = [_Book(self, show), _Flow(self)]
+        self.ema = MovingAverage(settings.ema) if settings.ema is not None else None
+        self.examples = Pieces(task, settings.seed)
+        super().__init__(
+            model, arguments, train_dataset=self.examples, eval_dataset=self.examples, callbacks=callbacks
+        )
+        self.remove_callback(PrinterCallback)
+        if run.folder.is_dir() and self.is_world_process_zero():
+            self.add_callback(_tensorboard(run.folder / "tensorboard"))
+        self.loss_is_scaled_for_ga = True
+        self.stopping = False
+        self._finite = torch.ones((), dtype=torch.bool, device=arguments.device)
+
+    # Batches
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """All batches of the run, in one pass: where a continued run begins is then one number."""
+        world, rank = max(self.args.world_size, 1), self.args.process_index
+        stream = Stream(self.plan, self.updates, pieces=self.pieces, rank=rank, world=world)
+        return DataLoader(
+            self.examples,
+            batch_sampler=stream,  # type: ignore[arg-type]
+            collate_fn=_as_it_is,  # type: ignore[arg-type]
+            num_workers=self.settings.workers,
+            pin_memory=self.args.device.type == "cuda",
+        )
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Tensor | int | None]:
+        """The pieces of the next update, with the time it took to wait for them."""
+        with self.clock.waiting():
+            samples, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        counted = [name for name in samples[0] if name.startswith("num_")]
+        self._counts = {
+            f"{name}_in_batch": self._over_all(sum(int(batch.pop(name)) for batch in samples)) for name in counted
+        }
+        self.clock.items += int(self._counts["num_items_in_batch"])
+        return samples, None
+
+    def _over_all(self, count: int) -> int:
+        if self.args.world_size <= 1:
+            return count
+        return int(self.accelerator.gather(torch.tensor([count], device=self.args.device)).sum())
+
+    # The update
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """The part of the update's mean loss that these examples are."""
+        smoothing = {"label_smoothing": self.settings.label_smoothing} if self.settings.label_smoothing else {}
+        loss = model(**inputs, **self._counts, **smoothing, **self.task.loss_options).loss
+        # DDP takes the mean over processes of what is here a sum.
+        loss = loss * max(self.args.world_size, 1)
+        self._finite = self._finite & loss.detach().isfinite().all()
+        return loss
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        """The norm of the gradient, and the moment to stop: nothing is spoilt before the optimizer's step."""
+        norm = super()._get_grad_norm(model, grad_norm)
+        fine = bool(self._finite) and bool(torch.as_tensor(norm).isfinite())
+        bad, stop = self._agreed(not fine, self.signals.received is not None)
+        if bad:
+            raise NotFiniteError(self._not_finite())
+        self.stopping = stop
+        return norm
+
+    def _agreed(self, *flags: bool) -> list[bool]:
+        if self.args.world_size <= 1:
+            return list(flags)
+        votes = torch.tensor(flags, dtype=torch.int32, device=self.args.device)
+        torch.distributed.all_reduce(votes, torch.distributed.ReduceOp.MAX)
+        return [bool(vote) for vote in votes]
+
+    def _not_finite(self) -> str:
+        update = self.state.global_step
+        epoch, indices = next(x for i, x in enumerate(self.plan.updates()) if i == update)
+        last = checkpoints.checkpoints(self.run.checkpoints)
+        kept = f"the last good checkpoint is {last[-1]}" if last else "there was no checkpoint before it"
+        shown = ", ".join(map(str, indices[:8])) + (", ..." if len(indices) > 8 else "")
+        return (
+            f"the loss or its gradient is not finite in update {update + 1} (epoch {epoch + 1}, training examples "
+            f"{shown}); {kept}. A lower learning_rate, a longer warmup or clip may help"
+        )
+
+    # Optimizer and schedule
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """The optimizer of the recipe."""
+        if self.optimizer is None:
+            self.optimizer = optimizer(self.model if model is None else model, self.settings)
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """The learning rate of the recipe, update by update."""
+        if self.lr_scheduler is None:
+            width = int(self.model.config.hidden_size)
+            peak = self.settings.learning_rate
+
+            def factor(update: int) -> float:
+                return rate(self.settings, update, total=self.updates, width=width) / peak
+
+            assert self.optimizer is not None
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, factor)
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    # Evaluation
+
+    def predictor(self) -> Predictor:
+        """The model at work, with this process's share."""
+        return Predictor(
+            self.model,
+            rank=self.args.process_index,
+            world=max(self.args.world_size, 1),
+            autocast=torch.bfloat16 if self.settings.precision == "bf16" else None,
+        )
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """The metrics of the validation split, every example once."""
+        begun = time.monotonic()
+        predictor = self.predictor()
+        metrics = self.task.from_loss(predictor.mean_loss(self.task, "valid"), "valid")
+        if self.settings.select not in metrics:
+            metrics = self.task.measure(predictor, "valid").metrics
+        numbers = {f"eval_{key}": value for key, value in metrics.items() if isinstance(value, int | float)}
+        self.clock.pause(time.monotonic() - begun)
+        self.log(dict(numbers))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, numbers)
+        return numbers
+
+    # The log
+
+    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
+        """An entry of the log: numbers that a continued run repeats to the bit, then those of the clock."""
+        if "loss" in logs:
+            logs = logs | self.clock.lap(self.task.unit)
+        elif "train_runtime" in logs:
+            return
+        entry = {"update": self.state.global_step, **logs}
+        self.state.log_history.append(entry)
+        self.control = self.callback_handler.on_log(self.args, self.state, self.control, logs=entry)
+
+    # Checkpoints
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        """Weights and configuration; the Trainer's own arguments are in the recipe."""
+        super()._save(output_dir, state_dict)
+        Path(output_dir or self.run.checkpoints, "training_args.bin").unlink(missing_ok=True)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """A checkpoint, sealed when all processes have written their part; then the old ones go."""
+        folder = self.run.checkpoints / f"{checkpoints.PREFIX}{self.state.global_step}"
+        super()._save_checkpoint(model, trial)
+        if self.args.should_save:
+            if self.ema is not None:
+                save_file(self.ema.weights, folder / EMA)
+            (folder / PROGRESS).write_text(json.dumps(self._progress()))
+        if self.args.world_size > 1:
+            torch.distributed.barrier()
+        if self.args.should_save:
+            checkpoints.seal(folder)
+            checkpoints.rotate(
+                self.run.checkpoints,
+                keep=self.settings.checkpoints_kept,
+                best=self.state.best_global_step or None,
+                regular=self.regular,
+            )
+
+    def regular(self, update: int) -> bool:
+        """Whether an undisturbed run saves here; a signal saves elsewhere too, which no average may notice."""
+        every = (self.settings.evaluate_every, self.settings.save_every or self.settings.evaluate_every)
+        return update == self.updates or any(update % number == 0 for number in every)
+
+    def _progress(self) -> dict[str, Any]:
+        return {
+            "loss_sum": float(self._tr_loss),
+            "last_logged": self._globalstep_last_logged,
+            "seconds": self.clock.seconds,
+            "items": self.clock.items,
+        }
+
+    def restore(self, folder: Path) -> None:
+        """Take up what the Trainer itself forgets."""
+        known = json.loads((folder / PROGRESS).read_text())
+        self._tr_loss += known["loss_sum"]
+        self._globalstep_last_logged = known["last_logged"]
+        self.clock = Clock(seconds=known["seconds"], items=known["items"])
+        if self.ema is not None:
+            self.ema.weights = load_file(folder / EMA)
+
+    def one_update(self) -> float:
+        """Make the first update, leaving no trace on the disk; its loss."""
+        batches = iter(self.get_train_dataloader())
+        self.create_optimizer()
+        samples, _ = self.get_batch_samples(batches, self.args.gradient_accumulation_steps, self.args.device)
+        loss = sum(self.training_step(self.model, inputs).item() for inputs in samples)
+        self._get_grad_norm(self.model)
+        assert self.optimizer is not None
+        self.optimizer.step()
+        return loss
+
+    def train_from(self, checkpoint: Path | None) -> None:
+        """Train to the end, or until a signal, from a checkpoint or from the beginning."""
+        self._begin_at = checkpoint
+        super().train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+
+
+def training_arguments(settings: Training, run: Run, updates: int) -> TrainingArguments:
+    """The settings in the Trainer's words."""
+    every = settings.evaluate_every
+    sharded: dict[str, Any] = (
+        {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["Layer"]}}
+        if settings.sharding == "fsdp"
+        else {}
+    )
+    return TrainingArguments(
+        output_dir=str(run.checkpoints),
+        max_steps=updates,
+        max_grad_norm=settings.clip,
+        bf16=settings.precision == "bf16",
+        use_cpu=not torch.accelerator.is_available(),
+        torch_compile=settings.compile,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        logging_steps=settings.log_every,
+        logging_nan_inf_filter=False,
+        eval_strategy="steps",
+        eval_steps=every,
+        save_strategy="steps",
+        save_steps=settings.save_every or every,
+        metric_for_best_model=settings.select,
+        greater_is_better=METRICS[settings.select] is max,
+        seed=settings.seed,
+        report_to="none",
+        disable_tqdm=True,
+        log_level="error",
+        log_level_replica="error",
+        remove_unused_columns=False,
+        use_cache=True,
+        ddp_find_unused_parameters=False,
+        ddp_timeout=settings.timeout,
+        **sharded,
+    )
+
+
+def optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimizer:
+    """AdamW with decoupled decay, which fairseq calls Adam, or Nesterov's accelerated gradient."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    spared = [p for p in parameters if settings.decay == "matrices" and p.ndim < 2]
+    chosen = {id(p) for p in spared}
+    groups = [
+        {"params": [p for p in parameters if id(p) not in chosen], "weight_decay": settings.weight_decay},
+        {"params": spared, "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if settings.optimizer == "nag":
+        return torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum, nesterov=True)
+    first, second = settings.betas
+    # One kernel for all parameters: a third of the time of the loop over them on CPU.
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(first, second), eps=settings.eps, fused=True)
+
+
+@dataclass
+class Clock:
+    """Seconds of training and what was done in them, evaluations left out."""
+
+    seconds: float = 0.0
+    items: int = 0
+    _lap: float = field(default_factory=time.monotonic)
+    _lap_items: int = -1
+    _waited: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._lap_items = self.items
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time inside as waiting for data."""
+        begun = time.monotonic()
+        yield
+        self._waited += time.monotonic() - begun
+
+    def pause(self, seconds: float) -> None:
+        """Take time that was not training out of the lap."""
+        self._lap += seconds
+
+    def lap(self, unit: str) -> dict[str, float]:
+        """Speed and the share of waiting since the last lap."""
+        passed = max(time.monotonic() - self._lap, 1e-9)
+        speed = (self.items - self._lap_items) / passed
+        waited = self._waited / passed
+        self.seconds += passed
+        self._lap, self._lap_items, self._waited = time.monotonic(), self.items, 0.0
+        return {f"{unit}_per_second": speed, "data_wait": waited, "seconds": self.seconds}
+
+
+class MovingAverage:
+    """The exponential moving average of the weights, a step after every update."""
+
+    def __init__(self, decay: float) -> None:
+        self.decay = decay
+        self.weights: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def step(self, model: nn.Module) -> None:
+        """Move towards the model's weights."""
+        now = {name: p.detach() for name, p in model.named_parameters()}
+        if not self.weights:
+            self.weights = {name: p.clone() for name, p in now.items()}
+            return
+        names = list(now)
+        mean = [self.weights[name].to(now[name].device) for name in names]
+        torch._foreach_lerp_(mean, [now[name] for name in names], 1 - self.decay)
+        self.weights = dict(zip(names, mean, strict=True))
+
+
+class _Flow(TrainerCallback):
+    """When a run ends: at a signal, or when evaluations no longer get better."""
+
+    def __init__(self, trainer: SplitstepTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        # Each process draws its own dropout.
+        if self.trainer._begin_at is None:
+            torch.manual_seed(int(np.random.SeedSequence((args.seed, args.process_index)).generate_state(1)[0]))
+        else:
+            self.trainer.restore(self.trainer._begin_at)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        trainer = self.trainer
+        if trainer.ema is not None:
+            trainer.ema.step(trainer.accelerator.unwrap_model(trainer.model))
+        if control.should_evaluate:
+            control.should_save = True
+        if trainer.stopping:
+            control.should_save = control.should_training_stop = True
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        patience = self.trainer.settings.patience
+        if patience is not None and since_best(state.log_history, self.trainer.settings.select) >= patience:
+            control.should_training_stop = True
+
+
+def since_best(history: list[dict[str, Any]], metric: str) -> int:
+    """How many evaluations came after the best."""
+    values = [entry[f"eval_{metric}"] for entry in history if f"eval_{metric}" in entry]
+    return len(values) - 1 - values.index(METRICS[metric](values)) if values else 0
+
+
+class _Book(TrainerCallback):
+    """Writes the log and shows it."""
+
+    def __init__(self, trainer: SplitstepTrainer, show: Callable[[int, dict[str, Any]], None]) -> None:
+        self.trainer, self.show = trainer, show
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if state.is_world_process_zero:
+            self.trainer.run.write_metrics(state.log_history)
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
+    ) -> None:
+        if state.is_world_process_zero:
+            self.trainer.run.log(logs)
+            self.show(state.global_step, logs)
+
+
+def _tensorboard(folder: Path) -> TrainerCallback:
+    from torch.utils.tensorboard import SummaryWriter
+    from transformers.integrations import TensorBoardCallback
+
+    return TensorBoardCallback(SummaryWriter(str(folder)))
