@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers.utils import logging as transformers_logging
 
 import splitstep
 from splitstep.data.batches import Plan
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from splitstep.models.backbone import SplitstepPreTrainedModel
 
 Say = Callable[[str], None]
+transformers_logging.disable_progress_bar()  # a bar for each saved file hides our own
 
 
 @dataclass(frozen=True)

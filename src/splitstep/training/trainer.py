@@ -117,9 +117,7 @@ class SplitstepTrainer(Trainer):
         callbacks = [_Book(self, show), _Flow(self)]
         self.ema = MovingAverage(settings.ema) if settings.ema is not None else None
         self.examples = Pieces(task, settings.seed)
-        super().__init__(
-            model, arguments, train_dataset=self.examples, eval_dataset=self.examples, callbacks=callbacks
-        )
+        super().__init__(model, arguments, train_dataset=self.examples, eval_dataset=self.examples, callbacks=callbacks)
         self.remove_callback(PrinterCallback)
         if run.folder.is_dir() and self.is_world_process_zero():
             self.add_callback(_tensorboard(run.folder / "tensorboard"))
