@@ -110,6 +110,7 @@ def test_differences_name_the_keys_with_both_values():
 TOLD = {
     "translation": {"vocab_size": 1000, "pad_token_id": 0, "decoder_start_token_id": 1},
     "language-modelling": {"vocab_size": 100_000},
+    "pre-training": {"vocab_size": 30_000},
     "images": {"num_labels": 100},
 }
 
@@ -136,6 +137,11 @@ def _flat(tables, path=""):
     return flat
 
 
+FIXTURES = {
+    "translation": (corpora.translation_recipe, corpora.parallel),
+    "language-modelling": (corpora.language_recipe, corpora.articles),
+    "pre-training": (corpora.pretraining_recipe, corpora.documents),
+}
 SMALL = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "num_hidden_layers": 2}
 
 
@@ -143,8 +149,7 @@ def _on_a_fixture(name, folder, sizes):
     """The first run of a recipe, two updates long, on the data of the fixture."""
     _, run = load(name)[0]
     tables = run.settings()
-    fixture = {"translation": corpora.translation_recipe, "language-modelling": corpora.language_recipe}[run.task]
-    make = {"translation": corpora.parallel, "language-modelling": corpora.articles}[run.task]
+    fixture, make = FIXTURES[run.task]
     data = fixture(make(folder))["data"]
     training = {"updates": 2, "evaluate_every": 1, "log_every": 1, "warmup": 0, "micro_batches": 1, "average": 1}
     size = {"tokens_per_update": 400} if "tokens_per_update" in tables["training"] else {"batch_size": 8}

@@ -159,8 +159,10 @@ def encode(
             yield np.asarray(encoding.ids, dtype=np.int32)
 
 
-def as_hugging_face(tokenizer: Tokenizer, *, max_length: int | None = None) -> "PreTrainedTokenizerFast":
-    """The tokenizer as transformers knows it, to be saved beside a model."""
+def as_hugging_face(
+    tokenizer: Tokenizer, *, max_length: int | None = None, segments: bool = False
+) -> "PreTrainedTokenizerFast":
+    """The tokenizer as transformers knows it, to be saved beside a model, which may tell segments of a text apart."""
     from transformers import PreTrainedTokenizerFast
 
     named = {role: tokenizer.id_to_token(index) for role, index in specials(tokenizer).items()}
@@ -171,6 +173,7 @@ def as_hugging_face(tokenizer: Tokenizer, *, max_length: int | None = None) -> "
         sep_token=named["eos"],
         clean_up_tokenization_spaces=False,
         **({} if max_length is None else {"model_max_length": max_length}),
+        **({"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]} if segments else {}),
     )
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from splitstep.data.settings import Section
 
 if TYPE_CHECKING:
+    from splitstep.models.configuration import SplitstepConfig
     from splitstep.tasks.prediction import Predictor
 
 Batch = dict[str, NDArray[Any]]
@@ -31,6 +32,10 @@ METRICS = {
     "matthews": max,
     "pearson": max,
     "spearman": max,
+    "mlm_loss": min,
+    "mlm_accuracy": max,
+    "nsp_loss": min,
+    "nsp_accuracy": max,
 }
 
 
@@ -91,9 +96,23 @@ class Task(ABC):
         In training, `epoch` and `seed` decide what is drawn for each example; without an epoch nothing is drawn.
         """
 
+    def units(self, items: int) -> int:
+        """How many of the task's units that many items of its loss are."""
+        return items
+
+    def flops_per_unit(self, config: "SplitstepConfig") -> int:
+        """Floating-point operations of a forward pass, a unit."""
+        from splitstep.models.accounting import flops_per_token
+
+        return flops_per_token(config, length=max(round(float(self.lengths("train").mean())), 1))
+
     def from_loss(self, loss: float, split: str) -> dict[str, float]:
         """The metrics that follow from the loss an item."""
         return {"loss": loss}
+
+    def validate(self, predictor: "Predictor", split: str) -> dict[str, Any]:
+        """What is looked at during training: what follows from the loss, or more where that costs little."""
+        return self.from_loss(predictor.mean_loss(self, split), split)
 
     @abstractmethod
     def measure(self, predictor: "Predictor", split: str) -> Measured:
