@@ -25,11 +25,11 @@ def token_loss(
     logits: Tensor, labels: Tensor, num_items: Tensor | int | None = None, label_smoothing: float = 0.0
 ) -> Tensor:
     """Cross-entropy a token: (1 - eps) * -log p_y + eps / V * sum_v -log p_v, with eps the label smoothing."""
-    flat, targets = _precise(logits.flatten(0, -2)), labels.flatten().to(logits.device)
+    flat, targets = precise(logits.flatten(0, -2)), labels.flatten().to(logits.device)
     total = nn.functional.cross_entropy(
         flat, targets, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing
     )
-    return total / _items(targets, num_items)
+    return total / items(targets, num_items)
 
 
 def chunked_token_loss(
@@ -47,7 +47,7 @@ def chunked_token_loss(
     labels = labels.to(states.device)
     counted = labels != IGNORED
     rows = (states[counted], weight, bias, labels[counted])
-    return _ChunkedCrossEntropy.apply(*rows, label_smoothing, torch.is_grad_enabled()) / _items(labels, num_items)
+    return _ChunkedCrossEntropy.apply(*rows, label_smoothing, torch.is_grad_enabled()) / items(labels, num_items)
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -67,7 +67,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         smoothing: float,
         trained: bool,
     ) -> Tensor:
-        dtype, exact = _product_dtype(states), _precise(states[:0]).dtype
+        dtype, exact = _product_dtype(states), precise(states[:0]).dtype
         x, w = states.to(dtype), weight.to(dtype)
         for_states, for_weight, for_bias = (trained and needed for needed in ctx.needs_input_grad[:3])
         by_states = torch.empty_like(x) if for_states else None
@@ -79,7 +79,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         with torch.autocast(x.device.type, enabled=False):
             for start in range(0, len(x), rows):
                 here = slice(start, start + rows)
-                z = _precise(torch.mm(x[here], w.T, out=room[: len(x[here])]))
+                z = precise(torch.mm(x[here], w.T, out=room[: len(x[here])]))
                 if bias is not None:
                     z += bias
                 total += _consumed(z, labels[here], smoothing)
@@ -132,13 +132,19 @@ def _product_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if mixed else x.dtype
 
 
-def _precise(x: Tensor) -> Tensor:
+def precise(x: Tensor) -> Tensor:
     """In float32, or float64 if it came so: the precision of a softmax."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _items(labels: Tensor, num_items: Tensor | int | None) -> Tensor | int:
+def items(labels: Tensor, num_items: Tensor | int | None) -> Tensor | int:
+    """The items of the update, or of these labels where it is not given."""
     return (labels != IGNORED).sum() if num_items is None else num_items
+
+
+def share(labels: Tensor, num_items: Tensor | int | None) -> Tensor | float:
+    """What part of its update a batch with these labels is."""
+    return 1.0 if num_items is None else (labels != IGNORED).sum() / num_items
 
 
 def label_loss(
@@ -156,9 +162,9 @@ def label_loss(
     problem = config.problem_type or _problem(logits, labels)
     if label_smoothing and problem != "single_label_classification":
         raise UserError(f"label smoothing is for one label of many, not for problem_type {problem!r}")
-    losses = LABEL_LOSSES[problem](_precise(logits), labels, label_smoothing)
+    losses = LABEL_LOSSES[problem](precise(logits), labels, label_smoothing)
     counted = (labels != IGNORED).view_as(losses)
-    return losses[counted].sum() / _items(labels, num_items)
+    return losses[counted].sum() / items(labels, num_items)
 
 
 def _problem(logits: Tensor, labels: Tensor) -> str:
