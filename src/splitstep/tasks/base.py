@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from splitstep.data.batches import Piece
 from splitstep.data.settings import Section
 
 if TYPE_CHECKING:
@@ -95,6 +96,10 @@ class Task(ABC):
 
         In training, `epoch` and `seed` decide what is drawn for each example; without an epoch nothing is drawn.
         """
+
+    def training_batch(self, piece: Piece, *, seed: int) -> Batch:
+        """The examples of a piece of an update, with what is drawn for them."""
+        return self.batch("train", piece.indices, epoch=piece.epoch, seed=seed)
 
     def units(self, items: int) -> int:
         """How many of the task's units that many items of its loss are."""

@@ -69,7 +69,7 @@ class PreTraining(Task):
     kind = "encoder"
     model_class = "SplitstepForPreTraining"
     metric = "mlm_loss"
-    loss_options: ClassVar = {}
+    loss_options: ClassVar = {"skip_logits": True}
 
     # Text
 

@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -73,7 +74,7 @@ class Pieces(Dataset[dict[str, Tensor]]):
 
     def __getitems__(self, piece: Piece) -> dict[str, Tensor]:
         """What the model takes; a piece that does not count has its labels ignored."""
-        batch = tensors(self.task.batch("train", piece.indices, epoch=piece.epoch, seed=self.seed))
+        batch = tensors(self.task.training_batch(piece, seed=self.seed))
         if not piece.counted:
             batch = {name: _uncounted(name, tensor) for name, tensor in batch.items()}
         return batch
@@ -192,14 +193,14 @@ class SplitstepTrainer(Trainer):
         return [bool(vote) for vote in votes]
 
     def _not_finite(self) -> str:
-        update = self.state.global_step
-        epoch, indices = next(x for i, x in enumerate(self.plan.updates()) if i == update)
+        number = self.state.global_step
+        update = next(islice(self.plan.updates(), number, None))
         last = checkpoints.checkpoints(self.run.checkpoints)
         kept = f"the last good checkpoint is {last[-1]}" if last else "there was no checkpoint before it"
-        shown = ", ".join(map(str, indices[:8])) + (", ..." if len(indices) > 8 else "")
+        shown = ", ".join(map(str, update.indices[:8])) + (", ..." if len(update) > 8 else "")
         return (
-            f"the loss or its gradient is not finite in update {update + 1} (epoch {epoch + 1}, training examples "
-            f"{shown}); {kept}. A lower learning_rate, a longer warmup or clip may help"
+            f"the loss or its gradient is not finite in update {number + 1} (epoch {update.epoch + 1}, training "
+            f"examples {shown}); {kept}. A lower learning_rate, a longer warmup or clip may help"
         )
 
     # Optimizer and schedule
