@@ -112,9 +112,10 @@ def _randomization(of_sums: Callable[[Array], float], ours: Array, theirs: Array
 def _over_seeds(values: Array, drawn: Array) -> Difference:
     """A t-test in which the variance over seeds and that over test examples add up.
 
-    With a difference of mu + a_seed + b_example + e_both, the mean over n seeds varies by A / n + B + E / n, where B and
-    E are already divided by the number of examples. The seeds show A / n + E / n, the bootstrap B + E / n of the mean and
-    B + E of a single seed, of which E follows. Satterthwaite's degrees of freedom: the few values are the seeds.
+    With a difference of mu + a_seed + b_example + e_both, the mean over n seeds varies by A / n + B + E / n, where B
+    and E are already divided by the number of examples. The seeds show A / n + E / n, the bootstrap B + E / n of the
+    mean and B + E of a single seed, of which E follows. Satterthwaite's degrees of freedom: the few values are the
+    seeds.
     """
     from scipy import stats
 
