@@ -69,17 +69,23 @@ def compare(experiment: Experiment, *, say: Say) -> dict[str, Any]:
     runs = [(rival, seed) for seed in range(1, experiment.seeds + 1) for rival in rivals]
     first = experiment.recipe.training.seed
     jobs = [(rival, first + seed - 1, experiment.run_folder(rival, first + seed - 1)) for rival, seed in runs]
-    worker = _in_this_process if experiment.jobs == 1 else _in_another_process
-    with ThreadPoolExecutor(experiment.jobs) as pool:
-        # Signals reach the main thread only, so a single worker is this one.
-        work = map if experiment.jobs == 1 else pool.map
-        for done, code in enumerate(work(lambda job: worker(experiment, *job, say), jobs), start=1):
-            say(f"{done} of {len(jobs)} runs done")
-            if code >= 128:
-                raise SystemExit(code)
+    for done, code in enumerate(_codes(experiment, jobs, say), start=1):
+        say(f"{done} of {len(jobs)} runs done")
+        if code >= 128:
+            raise SystemExit(code)
     results = summary(experiment, rivals, first)
     write_atomically(experiment.folder / "results.json", json.dumps(results, indent=2, ensure_ascii=False))
     return results
+
+
+def _codes(experiment: Experiment, jobs: list[tuple[Contestant, int, Path]], say: Say) -> Iterator[int]:
+    """The exit code of each run, as they end."""
+    if experiment.jobs == 1:  # signals reach the main thread only
+        for job in jobs:
+            yield _in_this_process(experiment, *job, say)
+        return
+    with ThreadPoolExecutor(experiment.jobs) as pool:
+        yield from pool.map(lambda job: _in_another_process(experiment, *job, say), jobs)
 
 
 def _seeded(rival: Contestant, seed: int) -> Recipe:
