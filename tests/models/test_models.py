@@ -9,6 +9,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers import Trainer, TrainingArguments, pipeline
+from transformers.utils.generic import find_labels
 
 import splitstep
 from splitstep import preset
@@ -199,14 +200,100 @@ def test_losses_train(model):
     assert not without
 
 
-def test_the_loss_of_an_update_divides_by_its_tokens():
-    made = build("SplitstepForCausalLM")
-    ids = torch.randint(3, 50, (2, 6))
-    given = ids.clone()
-    given[0, 3:] = -100
-    mean = made(ids, labels=given).loss
-    count = int((given[:, 1:] != -100).sum())
-    torch.testing.assert_close(made(ids, labels=given, num_items_in_batch=2 * count).loss, mean / 2)
+HEADS = [name for name in MODELS if name != "SplitstepModel"]
+VOCABULARIES = [name for name in HEADS if "Classification" not in name]
+
+
+def partly_labelled(model, rows=2):
+    """Labels of which some are ignored, in each example another number."""
+    found = labels(model, rows)
+    given = found["labels"]
+    if given.ndim == 1:
+        given[0] = -100
+    else:
+        for row in range(rows):
+            given[row, : row + 1] = -100
+    if "next_sentence_label" in found:
+        found["next_sentence_label"][0] = -100
+    return found
+
+
+def counts(model, given):
+    """The items of these labels, as the Trainer counts them, and the pairs."""
+    tokens = given["labels"][:, 1:] if model == "SplitstepForCausalLM" else given["labels"]
+    found = {"num_items_in_batch": tokens.ne(-100).sum()}
+    if "next_sentence_label" in given:
+        found["num_pairs_in_batch"] = given["next_sentence_label"].ne(-100).sum()
+    return found
+
+
+def part(given, rows):
+    return {key: value[rows] for key, value in given.items()}
+
+
+@pytest.mark.parametrize("model", HEADS)
+def test_micro_batches_of_unequal_size_add_up_to_the_update(model):
+    made, given = build(model).double(), batch(model, 5) | partly_labelled(model, 5)
+    given |= {key: value.double() for key, value in given.items() if key == "pixel_values"}
+    items = counts(model, given)
+    whole = made(**given).loss
+    torch.testing.assert_close(made(**given, **items).loss, whole)
+    parts = [made(**part(given, rows), **items).loss for rows in (slice(0, 1), slice(1, 3), slice(3, 5))]
+    torch.testing.assert_close(sum(parts), whole)
+
+
+@pytest.mark.parametrize("model", HEADS)
+def test_the_ponder_cost_of_an_update_is_counted_once(model):
+    made, given = build(model, halting="act", ponder_weight=1.0), batch(model, 4) | labels(model, 4)
+    parts = [made(**part(given, rows), **counts(model, given)).loss for rows in (slice(0, 1), slice(1, 4))]
+    torch.testing.assert_close(sum(parts), made(**given).loss)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("model", HEADS)
+def test_a_head_smooths_labels_as_torch_does(model, smoothing):
+    made, given = build(model), batch(model) | partly_labelled(model)
+    given.pop("next_sentence_label", None)
+    with torch.no_grad():
+        out = made(**given, label_smoothing=smoothing)
+    logits, targets = out.logits, given["labels"]
+    if model == "SplitstepForCausalLM":
+        logits, targets = logits[:, :-1], targets[:, 1:]
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), label_smoothing=smoothing)
+    torch.testing.assert_close(out.loss, expected)
+
+
+@pytest.mark.parametrize("more", [{}, {"lm_head_bias": True, "mlm_transform": False, "tie_word_embeddings": False}])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("model", VOCABULARIES)
+def test_without_logits_loss_and_gradients_are_the_same(model, smoothing, more):
+    made, given = build(model, **more).double(), batch(model) | partly_labelled(model)
+    found = []
+    for skip in (False, True):
+        made.zero_grad()
+        out = made(**given, label_smoothing=smoothing, skip_logits=skip)
+        assert (out.logits is None) == skip
+        out.loss.backward()
+        found.append([out.loss.detach(), *(parameter.grad for parameter in made.parameters())])
+    torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("model", VOCABULARIES)
+def test_a_batch_without_labels_moves_nothing_and_leaves_no_parameter_out(model):
+    made, given = build(model), batch(model) | labels(model)
+    for key in ("labels", "next_sentence_label"):
+        if key in given:
+            given[key] = torch.full_like(given[key], -100)
+    out = made(**given, num_items_in_batch=9, num_pairs_in_batch=9, skip_logits=True)
+    assert out.loss == 0
+    out.loss.backward()
+    assert all((parameter.grad == 0).all() for parameter in made.parameters())
+
+
+@pytest.mark.parametrize("model", HEADS)
+def test_the_trainer_finds_the_labels_and_nothing_else(model):
+    """By their names in the signature."""
+    assert find_labels(getattr(splitstep, model)) == list(labels(model))
 
 
 def test_a_label_that_is_none_is_refused():
@@ -341,6 +428,15 @@ def test_lora_on_the_attention_projections_trains_only_itself():
     assert all("lora_" in name for name in trained)
     made(**batch("SplitstepForSequenceClassification"), labels=torch.tensor([0, 1])).loss.backward()
     assert all(p.grad is not None for n, p in made.named_parameters() if n in trained)
+
+
+def test_an_adapter_on_the_output_layer_is_part_of_the_loss_without_logits():
+    from peft import LoraConfig, get_peft_model
+
+    base = build("SplitstepForCausalLM", tie_word_embeddings=False)
+    made = get_peft_model(base, LoraConfig(target_modules=["lm_head"], r=2, init_lora_weights=False)).eval()
+    given = batch("SplitstepForCausalLM") | labels("SplitstepForCausalLM")
+    torch.testing.assert_close(made(**given, skip_logits=True).loss, made(**given).loss)
 
 
 class Copying(torch.utils.data.Dataset):

@@ -12,7 +12,7 @@ from splitstep.fields.feedforward import ACTIVATIONS
 from splitstep.fields.norms import norm
 from splitstep.models.backbone import SplitstepModel, SplitstepPreTrainedModel, States
 from splitstep.models.configuration import SplitstepConfig
-from splitstep.models.losses import IGNORED, label_loss, token_loss
+from splitstep.models.losses import IGNORED, chunked_token_loss, label_loss, share, token_loss
 from splitstep.solver.errors import UserError
 
 
@@ -31,7 +31,11 @@ class HeadOutput(States, Scores):
 
 
 class _Headed(SplitstepPreTrainedModel):
-    """A model with a head on it: the kinds of states it can stand on, and how loss and states are handed out."""
+    """A model with a head on it: the kinds of states it can stand on, and how loss and states are handed out.
+
+    With `labels` every head also takes `num_items_in_batch` and `label_smoothing` for the loss (see losses.py), and a
+    head over the vocabulary `skip_logits`: the same loss in less time and memory, and no logits.
+    """
 
     kinds: tuple[str, ...] = ()
 
@@ -44,10 +48,13 @@ class _Headed(SplitstepPreTrainedModel):
         self.model = SplitstepModel(config)
         self.main_input_name = self.model.main_input_name
 
-    def _output(self, states: States, *, loss: Tensor | None, **logits: Any) -> HeadOutput:
+    def _output(
+        self, states: States, logits: Tensor | None, loss: Tensor | None, *, share: Tensor | float = 1.0
+    ) -> HeadOutput:
+        """Everything together, the ponder cost in the loss by the share that the batch has in its update."""
         if loss is not None and states.ponder_cost is not None:
-            loss = loss + self.config.ponder_weight * states.ponder_cost.mean()
-        return HeadOutput(loss=loss, **logits, **states)
+            loss = loss + self.config.ponder_weight * share * states.ponder_cost.mean()
+        return HeadOutput(loss=loss, logits=logits, **states)
 
 
 class _Vocabulary(_Headed):
@@ -57,6 +64,38 @@ class _Vocabulary(_Headed):
         super().__init__(config)
         self._tied_weights_keys = {"lm_head.weight": "model.encoder.embeddings.tokens.weight"}
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
+        self.transform: nn.Module = nn.Identity()
+
+    def _scored(
+        self,
+        states: States,
+        labels: Tensor | None,
+        num_items: Tensor | int | None,
+        smoothing: float,
+        skip_logits: bool,
+        *,
+        keep: int = 0,
+    ) -> HeadOutput:
+        """Loss and logits; where the logits may be skipped, only places with a label go through the head."""
+        assert states.last_hidden_state is not None
+        x = states.last_hidden_state[:, -keep:]
+        if labels is None:
+            return self._output(states, self.lm_head(self.transform(x)), None)
+        labels = labels.to(x.device)
+        logits = None
+        if skip_logits:
+            counted = labels != IGNORED
+            loss = self._sparse_loss(self.transform(x[counted]), labels[counted], num_items, smoothing)
+        else:
+            logits = self.lm_head(self.transform(x))
+            loss = token_loss(logits, labels, num_items, smoothing)
+        return self._output(states, logits, loss, share=share(labels, num_items))
+
+    def _sparse_loss(self, x: Tensor, labels: Tensor, num_items: Tensor | int | None, smoothing: float) -> Tensor:
+        head = self.lm_head
+        if type(head) is nn.Linear:
+            return chunked_token_loss(x, head.weight, head.bias, labels, num_items, smoothing)
+        return token_loss(head(x), labels, num_items, smoothing)  # an adapter has wrapped the layer
 
     def get_output_embeddings(self) -> nn.Module:
         """The output layer, for Hugging Face's machinery."""
@@ -65,6 +104,11 @@ class _Vocabulary(_Headed):
     def set_output_embeddings(self, value: nn.Module) -> None:
         """Exchange the output layer."""
         self.lm_head = value
+
+
+def _label_smoothing(kwargs: dict[str, Any]) -> float:
+    """The label smoothing asked for; as a named argument the Trainer, by its "label", would take it for data."""
+    return kwargs.pop("label_smoothing", 0.0)
 
 
 class MaskedHead(nn.Module):
@@ -114,11 +158,8 @@ class SplitstepForMaskedLM(_Vocabulary):
 
     def __init__(self, config: SplitstepConfig) -> None:
         super().__init__(config)
-        self.transform = MaskedHead(config) if config.mlm_transform else None
+        self.transform = MaskedHead(config) if config.mlm_transform else nn.Identity()
         self.post_init()
-
-    def _logits(self, states: Tensor) -> Tensor:
-        return self.lm_head(states if self.transform is None else self.transform(states))
 
     @can_return_tuple
     def forward(
@@ -127,13 +168,13 @@ class SplitstepForMaskedLM(_Vocabulary):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        skip_logits: bool = False,
         **kwargs: Any,
     ) -> HeadOutput:
         """Logits over the vocabulary at every place; the loss counts places whose label is not -100."""
+        smoothing = _label_smoothing(kwargs)
         states = self.model(input_ids, attention_mask, **kwargs)
-        logits = self._logits(states.last_hidden_state)
-        loss = None if labels is None else token_loss(logits, labels, num_items_in_batch)
-        return self._output(states, loss=loss, logits=logits)
+        return self._scored(states, labels, num_items_in_batch, smoothing, skip_logits)
 
 
 class SplitstepForPreTraining(SplitstepForMaskedLM):
@@ -153,16 +194,20 @@ class SplitstepForPreTraining(SplitstepForMaskedLM):
         labels: Tensor | None = None,
         next_sentence_label: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        num_pairs_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> HeadOutput:
-        """Both logits; the loss is the mean of masked tokens plus the mean of sentence pairs."""
+        """Both logits; the loss is the mean of masked tokens plus the mean of sentence pairs.
+
+        `label_smoothing` and `skip_logits` are for the tokens.
+        """
         kwargs["return_dict"] = True
         out: HeadOutput = super().forward(input_ids, attention_mask, labels, num_items_in_batch, **kwargs)
         assert out.last_hidden_state is not None
         related = self.next_sentence(self.pool(out.last_hidden_state, attention_mask))
         out.seq_relationship_logits = related
         if next_sentence_label is not None:
-            pairs = nn.functional.cross_entropy(related.float(), next_sentence_label.view(-1))
+            pairs = token_loss(related, next_sentence_label, num_pairs_in_batch)
             out.loss = pairs if out.loss is None else out.loss + pairs
         return out
 
@@ -177,11 +222,20 @@ class _Classifier(_Headed):
         self.classifier = nn.Linear(config.hidden_size, config.num_labels or 2)
         self.post_init()
 
-    def _classified(self, states: States, attention_mask: Tensor | None, labels: Tensor | None) -> HeadOutput:
+    def _classified(
+        self,
+        states: States,
+        attention_mask: Tensor | None,
+        labels: Tensor | None,
+        num_items: Tensor | int | None,
+        smoothing: float,
+    ) -> HeadOutput:
         assert states.last_hidden_state is not None
         logits = self.classifier(self.dropout(self.pool(states.last_hidden_state, attention_mask)))
-        loss = None if labels is None else label_loss(logits, labels, self.config)
-        return self._output(states, loss=loss, logits=logits)
+        if labels is None:
+            return self._output(states, logits, None)
+        loss = label_loss(logits, labels, self.config, num_items, smoothing)
+        return self._output(states, logits, loss, share=share(labels, num_items))
 
 
 class SplitstepForSequenceClassification(_Classifier):
@@ -195,12 +249,13 @@ class SplitstepForSequenceClassification(_Classifier):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> HeadOutput:
         """Logits of the labels, or the value of a regression where there is one label."""
-        kwargs.pop("num_items_in_batch", None)
+        smoothing = _label_smoothing(kwargs)
         states = self.model(input_ids, attention_mask, use_cache=False, **kwargs)
-        return self._classified(states, attention_mask, labels)
+        return self._classified(states, attention_mask, labels, num_items_in_batch, smoothing)
 
 
 class SplitstepForImageClassification(_Classifier):
@@ -214,12 +269,13 @@ class SplitstepForImageClassification(_Classifier):
         pixel_values: Tensor | None = None,
         labels: Tensor | None = None,
         interpolate_pos_encoding: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> HeadOutput:
         """Logits of the labels; `interpolate_pos_encoding` takes images of another size."""
-        kwargs.pop("num_items_in_batch", None)
+        smoothing = _label_smoothing(kwargs)
         states = self.model(pixel_values=pixel_values, interpolate_pos_encoding=interpolate_pos_encoding, **kwargs)
-        return self._classified(states, None, labels)
+        return self._classified(states, None, labels, num_items_in_batch, smoothing)
 
 
 class SplitstepForCausalLM(_Vocabulary, GenerationMixin):
@@ -248,9 +304,11 @@ class SplitstepForCausalLM(_Vocabulary, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
         num_items_in_batch: Tensor | int | None = None,
+        skip_logits: bool = False,
         **kwargs: Any,
     ) -> HeadOutput:
         """Logits of the token that follows each place; labels are the tokens themselves, shifted inside."""
+        smoothing = _label_smoothing(kwargs)
         states = self.model(
             input_ids,
             attention_mask,
@@ -260,12 +318,8 @@ class SplitstepForCausalLM(_Vocabulary, GenerationMixin):
             use_cache=use_cache if labels is None else bool(use_cache),
             **kwargs,
         )
-        logits = self.lm_head(states.last_hidden_state[:, -logits_to_keep:])
-        loss = None
-        if labels is not None:
-            shifted = nn.functional.pad(labels, (0, 1), value=IGNORED)[:, 1:]
-            loss = token_loss(logits, shifted, num_items_in_batch)
-        return self._output(states, loss=loss, logits=logits)
+        shifted = None if labels is None else nn.functional.pad(labels, (0, 1), value=IGNORED)[:, 1:]
+        return self._scored(states, shifted, num_items_in_batch, smoothing, skip_logits, keep=logits_to_keep)
 
 
 class SplitstepForConditionalGeneration(_Vocabulary, GenerationMixin):
@@ -300,9 +354,11 @@ class SplitstepForConditionalGeneration(_Vocabulary, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        skip_logits: bool = False,
         **kwargs: Any,
     ) -> HeadOutput:
         """Logits of the token that follows each place of the target."""
+        smoothing = _label_smoothing(kwargs)
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         states = self.model(
@@ -317,6 +373,4 @@ class SplitstepForConditionalGeneration(_Vocabulary, GenerationMixin):
             use_cache=use_cache if labels is None else bool(use_cache),
             **kwargs,
         )
-        logits = self.lm_head(states.last_hidden_state)
-        loss = None if labels is None else token_loss(logits, labels, num_items_in_batch)
-        return self._output(states, loss=loss, logits=logits)
+        return self._scored(states, labels, num_items_in_batch, smoothing, skip_logits)
