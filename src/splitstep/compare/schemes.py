@@ -33,7 +33,7 @@ class Contestant:
     scheme: Scheme
     recipe: Recipe
     parameters: int
-    flops_per_token: int
+    flops_per_unit: int
     adjusted: dict[str, Any] = field(default_factory=dict)
 
 
@@ -47,21 +47,19 @@ def with_scheme(whole: Recipe, scheme: Scheme, **adjusted: Any) -> Recipe:
 
 def contestants(whole: Recipe, names: list[str], match: str) -> list[Contestant]:
     """The schemes on equal terms; the first is the baseline."""
-    from splitstep.models.accounting import empty_model, flops_per_token, parameters
-    from splitstep.training.engine import configuration, mean_length, task_of
+    from splitstep.models.accounting import empty_model, parameters
+    from splitstep.training.engine import configuration, task_of
 
     if len(set(names)) < 2:
         raise UserError(f"a comparison needs two different schemes, got {', '.join(names) or 'none'}")
     task = task_of(whole)
-    length = mean_length(task)
 
     def counted(scheme: Scheme, **adjusted: Any) -> Contestant:
         run = with_scheme(whole, scheme, **adjusted)
         config = configuration(run, task)
         shown = {key: value for section in adjusted.values() for key, value in section.items()}
-        return Contestant(
-            scheme, run, parameters(empty_model(config)).total, flops_per_token(config, length=length), shown
-        )
+        counts = parameters(empty_model(config)).total, task.flops_per_unit(config)
+        return Contestant(scheme, run, *counts, shown)
 
     plain = [counted(Scheme.named(name)) for name in names]
     rule = lookup("match", match, MATCHES)
@@ -114,7 +112,7 @@ def refuse_fewer_by_design(name: str, model: Mapping[str, Any]) -> None:
 
 def _equal_flops(baseline: Contestant, other: Contestant, counted: Counted) -> Contestant:
     """The number of updates is changed so that training costs the same; schedules and evaluations keep their shape."""
-    share = baseline.flops_per_token / other.flops_per_token
+    share = baseline.flops_per_unit / other.flops_per_unit
     if abs(share - 1) < TOLERANCE:
         return other
     training = other.recipe.training

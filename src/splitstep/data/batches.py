@@ -16,6 +16,19 @@ Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
+class Update:
+    """The examples of one update. `turns` counts how often each was shown before in its epoch."""
+
+    epoch: int
+    number: int  # in its epoch
+    indices: Indices
+    turns: Indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+@dataclass(frozen=True)
 class Plan:
     """Updates of about `tokens` padded tokens, of sentences of like length, or of `examples` examples.
 
@@ -39,18 +52,20 @@ class Plan:
                 f"training.tokens_per_update = {self.tokens} is less than the longest example, {self.lengths.max()}"
             )
 
-    def epoch(self, number: int) -> list[Indices]:
+    def epoch(self, number: int) -> list[Update]:
         """The updates of one pass over the examples."""
         rng = np.random.default_rng((self.seed, number))
         order = rng.permutation(len(self.lengths))
         if self.examples is not None:
-            order = np.repeat(order, self.repeats)[: len(order)]
+            order, turns = _repeated(order, self.repeats)
             # An update smaller than the others would weigh its examples more: leave the rest to other epochs.
             whole = max(len(order) // self.examples, 1)
-            return [order[i * self.examples : (i + 1) * self.examples] for i in range(whole)]
+            cuts = [slice(i * self.examples, (i + 1) * self.examples) for i in range(whole)]
+            return [Update(number, i, order[cut], turns[cut]) for i, cut in enumerate(cuts)]
         order = order[np.argsort(self.lengths[order], kind="stable")]
         batches = list(self._filled(order))
-        return [batches[i] for i in rng.permutation(len(batches))]
+        shuffled = [batches[i] for i in rng.permutation(len(batches))]
+        return [Update(number, i, batch, np.zeros_like(batch)) for i, batch in enumerate(shuffled)]
 
     def _filled(self, order: Indices) -> Iterator[Indices]:
         """Consecutive examples, as many as fit: the longest, which is the last, pads the others."""
@@ -64,27 +79,42 @@ class Plan:
             yield order[start:end]
             start = end
 
-    def updates(self) -> Iterator[tuple[int, Indices]]:
-        """(epoch, examples) of update after update, for ever."""
+    def updates(self) -> Iterator[Update]:
+        """Update after update, for ever."""
         for number in count():
-            for indices in self.epoch(number):
-                yield number, indices
+            yield from self.epoch(number)
 
     def updates_in(self, epochs: int) -> int:
         """How many updates that many epochs take."""
         return sum(len(self.epoch(number)) for number in range(epochs))
 
 
+def _repeated(order: Indices, repeats: int) -> tuple[Indices, Indices]:
+    """Each example that often in a row, and which of its turns each is; as many in all as there were."""
+    turns = np.arange(len(order), dtype=order.dtype) % repeats
+    return np.repeat(order, repeats)[: len(order)], turns
+
+
 @dataclass(frozen=True)
 class Piece:
-    """What one process takes through the model at once.
+    """What one process takes through the model at once: the examples at these places of an update.
 
     A process that gets no example of an update still goes through the motions, with one that is not `counted`.
     """
 
-    epoch: int
-    indices: Indices
+    update: Update
+    places: Indices
     counted: bool = True
+
+    @property
+    def epoch(self) -> int:
+        """The pass over the examples that this is a part of."""
+        return self.update.epoch
+
+    @property
+    def indices(self) -> Indices:
+        """The numbers of the examples."""
+        return self.update.indices[self.places]
 
 
 @dataclass(frozen=True)
@@ -105,7 +135,8 @@ class Stream:
 
     def __iter__(self) -> Iterator[Piece]:
         mine = range(self.rank, self.pieces, self.world)
-        for epoch, indices in islice(self.plan.updates(), self.updates):
-            parts = np.array_split(indices, self.pieces)
+        for update in islice(self.plan.updates(), self.updates):
+            parts = np.array_split(np.arange(len(update)), self.pieces)
             for part in mine:
-                yield Piece(epoch, parts[part]) if len(parts[part]) else Piece(epoch, indices[:1], counted=False)
+                counted = len(parts[part]) > 0
+                yield Piece(update, parts[part] if counted else np.zeros(1, np.int64), counted)

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from splitstep.data.batches import Piece
 from splitstep.data.settings import Section
 
 if TYPE_CHECKING:
+    from splitstep.models.configuration import SplitstepConfig
     from splitstep.tasks.prediction import Predictor
 
 Batch = dict[str, NDArray[Any]]
@@ -90,6 +92,20 @@ class Task(ABC):
 
         In training, `epoch` and `seed` decide what is drawn for each example; without an epoch nothing is drawn.
         """
+
+    def training_batch(self, piece: Piece, *, seed: int) -> Batch:
+        """The examples of a piece of an update, with what is drawn for them."""
+        return self.batch("train", piece.indices, epoch=piece.epoch, seed=seed)
+
+    def units(self, items: int) -> int:
+        """How many of the task's units that many items of its loss are."""
+        return items
+
+    def flops_per_unit(self, config: "SplitstepConfig") -> int:
+        """Floating-point operations of a forward pass, a unit."""
+        from splitstep.models.accounting import flops_per_token
+
+        return flops_per_token(config, length=max(round(float(self.lengths("train").mean())), 1))
 
     def from_loss(self, loss: float, split: str) -> dict[str, float]:
         """The metrics that follow from the loss an item."""

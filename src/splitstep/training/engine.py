@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 import splitstep
 from splitstep.data.batches import Plan
-from splitstep.models.accounting import account, flops_per_token, parameters
+from splitstep.models.accounting import account, parameters
 from splitstep.models.configuration import SplitstepConfig
 from splitstep.models.presets import preset
 from splitstep.recipe import Recipe, Training
@@ -244,7 +244,7 @@ def _finish(
         "best_update": state["best_global_step"],
         "seed": settings.seed,
         "parameters": vars(parameters(model)) | {"total": parameters(model).total},
-        "flops": 3 * known["items"] * flops_per_token(model.config, length=mean_length(task)),
+        "flops": 3 * known["items"] * task.flops_per_unit(model.config),
         task.unit: known["items"],
         "seconds": known["seconds"],
         f"{task.unit}_per_second": known["items"] / max(known["seconds"], 1e-9),
@@ -260,11 +260,6 @@ def _finish(
     _together()
     tell(f"finished after {clock(known['seconds'])} of training: {run.results_file}")
     return results
-
-
-def mean_length(task: Task) -> int:
-    """The mean number of tokens of a training example."""
-    return max(round(float(task.lengths("train").mean())), 1)
 
 
 def peak_memory() -> int:

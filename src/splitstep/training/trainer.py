@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -73,7 +74,7 @@ class Pieces(Dataset[dict[str, Tensor]]):
 
     def __getitems__(self, piece: Piece) -> dict[str, Tensor]:
         """What the model takes; a piece that does not count has its labels ignored."""
-        batch = tensors(self.task.batch("train", piece.indices, epoch=piece.epoch, seed=self.seed))
+        batch = tensors(self.task.training_batch(piece, seed=self.seed))
         if not piece.counted:
             batch = {name: _uncounted(name, tensor) for name, tensor in batch.items()}
         return batch
@@ -81,7 +82,7 @@ class Pieces(Dataset[dict[str, Tensor]]):
 
 def _uncounted(name: str, tensor: Tensor) -> Tensor:
     if "label" in name:
-        return torch.full_like(tensor, IGNORED) if not tensor.is_floating_point() else torch.zeros_like(tensor)
+        return torch.full_like(tensor, IGNORED)
     return torch.zeros_like(tensor) if name.startswith("num_") else tensor
 
 
@@ -149,7 +150,7 @@ class SplitstepTrainer(Trainer):
         self._counts = {
             f"{name}_in_batch": self._over_all(sum(int(batch.pop(name)) for batch in samples)) for name in counted
         }
-        self.clock.items += int(self._counts["num_items_in_batch"])
+        self.clock.items += self.task.units(self._counts["num_items_in_batch"])
         return samples, None
 
     def _over_all(self, count: int) -> int:
@@ -192,14 +193,14 @@ class SplitstepTrainer(Trainer):
         return [bool(vote) for vote in votes]
 
     def _not_finite(self) -> str:
-        update = self.state.global_step
-        epoch, indices = next(x for i, x in enumerate(self.plan.updates()) if i == update)
+        number = self.state.global_step
+        update = next(islice(self.plan.updates(), number, None))
         last = checkpoints.checkpoints(self.run.checkpoints)
         kept = f"the last good checkpoint is {last[-1]}" if last else "there was no checkpoint before it"
-        shown = ", ".join(map(str, indices[:8])) + (", ..." if len(indices) > 8 else "")
+        shown = ", ".join(map(str, update.indices[:8])) + (", ..." if len(update) > 8 else "")
         return (
-            f"the loss or its gradient is not finite in update {update + 1} (epoch {epoch + 1}, training examples "
-            f"{shown}); {kept}. A lower learning_rate, a longer warmup or clip may help"
+            f"the loss or its gradient is not finite in update {number + 1} (epoch {update.epoch + 1}, training "
+            f"examples {shown}); {kept}. A lower learning_rate, a longer warmup or clip may help"
         )
 
     # Optimizer and schedule
