@@ -59,7 +59,7 @@ class LanguageModelling(Task):
     kind = "causal"
     model_class = "SplitstepForCausalLM"
     metric = "perplexity"
-    loss_options: ClassVar = {}
+    loss_options: ClassVar = {"skip_logits": True}
 
     @cached_property
     def _files(self) -> dict[str, list[Path]]:

@@ -61,7 +61,7 @@ class Translation(Task):
     kind = "seq2seq"
     model_class = "SplitstepForConditionalGeneration"
     metric = "bleu"
-    loss_options: ClassVar = {}
+    loss_options: ClassVar = {"skip_logits": True}
 
     @cached_property
     def _root(self) -> Path:

@@ -82,7 +82,7 @@ class Pieces(Dataset[dict[str, Tensor]]):
 
 def _uncounted(name: str, tensor: Tensor) -> Tensor:
     if "label" in name:
-        return torch.full_like(tensor, IGNORED) if not tensor.is_floating_point() else torch.zeros_like(tensor)
+        return torch.full_like(tensor, IGNORED)
     return torch.zeros_like(tensor) if name.startswith("num_") else tensor
 
 
