@@ -244,7 +244,7 @@ def test_micro_batches_of_unequal_size_add_up_to_the_update(model):
 
 @pytest.mark.parametrize("model", HEADS)
 def test_the_ponder_cost_of_an_update_is_counted_once(model):
-    made, given = build(model, halting="act", ponder_weight=1.0), batch(model, 4) | labels(model, 4)
+    made, given = build(model, halting="act", ponder_weight=1.0).train(), batch(model, 4) | labels(model, 4)
     parts = [made(**part(given, rows), **counts(model, given)).loss for rows in (slice(0, 1), slice(1, 4))]
     torch.testing.assert_close(sum(parts), made(**given).loss)
 

@@ -79,7 +79,8 @@ class SplitstepConfig(PreTrainedConfig):
     atol: float = Tolerance.atol
     max_evaluations: int = Tolerance.max_evaluations
 
-    # Adaptive halting (Graves 2016; Dehghani et al. 2018): `ponder_weight` times the ponder cost joins the loss.
+    # Adaptive halting (Graves 2016; Dehghani et al. 2018): `ponder_weight` times the ponder cost joins the loss that is
+    # trained.
     halting: str = "none"
     halting_epsilon: float = 0.01
     ponder_weight: float = 0.01

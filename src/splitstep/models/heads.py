@@ -51,8 +51,8 @@ class _Headed(SplitstepPreTrainedModel):
     def _output(
         self, states: States, logits: Tensor | None, loss: Tensor | None, *, share: Tensor | float = 1.0
     ) -> HeadOutput:
-        """Everything together, the ponder cost in the loss by the share that the batch has in its update."""
-        if loss is not None and states.ponder_cost is not None:
+        """Everything together; in training the ponder cost joins the loss, by the batch's share in its update."""
+        if loss is not None and states.ponder_cost is not None and self.training:
             loss = loss + self.config.ponder_weight * share * states.ponder_cost.mean()
         return HeadOutput(loss=loss, logits=logits, **states)
 
@@ -82,14 +82,14 @@ class _Vocabulary(_Headed):
         if labels is None:
             return self._output(states, self.lm_head(self.transform(x)), None)
         labels = labels.to(x.device)
+        counted = labels != IGNORED
         logits = None
         if skip_logits:
-            counted = labels != IGNORED
             loss = self._sparse_loss(self.transform(x[counted]), labels[counted], num_items, smoothing)
         else:
             logits = self.lm_head(self.transform(x))
             loss = token_loss(logits, labels, num_items, smoothing)
-        return self._output(states, logits, loss, share=share(labels, num_items))
+        return self._output(states, logits, loss, share=share(counted, num_items))
 
     def _sparse_loss(self, x: Tensor, labels: Tensor, num_items: Tensor | int | None, smoothing: float) -> Tensor:
         head = self.lm_head
@@ -235,7 +235,7 @@ class _Classifier(_Headed):
         if labels is None:
             return self._output(states, logits, None)
         loss = label_loss(logits, labels, self.config, num_items, smoothing)
-        return self._output(states, logits, loss, share=share(labels, num_items))
+        return self._output(states, logits, loss, share=share(labels != IGNORED, num_items))
 
 
 class SplitstepForSequenceClassification(_Classifier):
