@@ -129,6 +129,11 @@ class SplitstepPreTrainedModel(PreTrainedModel):
         other.load_state_dict(weights, assign=True)
         return other.train(self.training)
 
+    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
+        # For code outside of transformers, modules without parameters of their own, such as attention, would be left
+        # out; the functions of `transformers.initialization` already spare what was loaded.
+        super()._initialize_weights(module)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         xavier = self.config.initialization == "xavier"
