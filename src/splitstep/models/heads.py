@@ -10,6 +10,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 
 from splitstep.fields.feedforward import ACTIVATIONS
 from splitstep.fields.norms import norm
+from splitstep.models.adaptive import AdaptiveSoftmax, adaptive_ties
 from splitstep.models.backbone import SplitstepModel, SplitstepPreTrainedModel, States
 from splitstep.models.configuration import SplitstepConfig
 from splitstep.models.losses import IGNORED, chunked_token_loss, label_loss, share, token_loss
@@ -62,8 +63,13 @@ class _Vocabulary(_Headed):
 
     def __init__(self, config: SplitstepConfig) -> None:
         super().__init__(config)
-        self._tied_weights_keys = {"lm_head.weight": "model.encoder.embeddings.tokens.weight"}
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
+        tokens = "model.encoder.embeddings.tokens"
+        if config.adaptive_cutoffs is None:
+            self.lm_head: nn.Module = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
+            self._tied_weights_keys = {"lm_head.weight": f"{tokens}.weight"}
+        else:
+            self.lm_head = AdaptiveSoftmax(config)
+            self._tied_weights_keys = adaptive_ties(config, tokens=tokens, head="lm_head")
         self.transform: nn.Module = nn.Identity()
 
     def _scored(
@@ -93,6 +99,12 @@ class _Vocabulary(_Headed):
 
     def _sparse_loss(self, x: Tensor, labels: Tensor, num_items: Tensor | int | None, smoothing: float) -> Tensor:
         head = self.lm_head
+        if isinstance(head, AdaptiveSoftmax):
+            if smoothing:
+                raise UserError(
+                    "label smoothing needs every probability, so an adaptive softmax cannot skip its logits"
+                )
+            return head.loss(x, labels, num_items)
         if type(head) is nn.Linear:
             return chunked_token_loss(x, head.weight, head.bias, labels, num_items, smoothing)
         return token_loss(head(x), labels, num_items, smoothing)  # an adapter has wrapped the layer
