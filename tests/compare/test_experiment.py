@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from plotly.offline import get_plotlyjs
 from tests import corpora
 
 from splitstep.compare.experiment import Experiment, compare
