@@ -224,7 +224,7 @@ def test_measuring_gives_accuracy_and_every_prediction(cifar):
     expected = logits.argmax(-1)
     assert [row["prediction"] for row in measured.examples] == [task.names[i] for i in expected]
     assert [row["label"] for row in measured.examples] == [f"ten{i % 10}" for i in range(20)]
-    assert measured.metrics["accuracy"] == pytest.approx(100 * (expected == batch["labels"]).float().mean())
+    assert measured.metrics["accuracy"] == pytest.approx((expected == batch["labels"]).float().mean())
     assert measured.metrics["loss"] == pytest.approx(predictor.mean_loss(task, "test"), rel=1e-5)
     among = (logits.topk(5).indices == batch["labels"][:, None]).any(-1).float().mean()
     assert measured.metrics["top5"] == pytest.approx(100 * among)

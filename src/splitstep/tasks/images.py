@@ -290,8 +290,8 @@ class Images(Task):
                 results |= zip(indices.tolist(), self._predicted(predictor, split, indices), strict=True)
         labels, predictions, among, losses = zip(*predictor.gathered(results), strict=True)
         metrics = {
-            "accuracy": 100 * float(np.equal(labels, predictions).mean()),
-            f"top{TOP}": 100 * float(np.mean(among)),
+            "accuracy": float(np.equal(labels, predictions).mean()),
+            f"top{TOP}": float(np.mean(among)),
             "loss": float(np.mean(losses)),
         }
         pairs = zip(labels, predictions, strict=True)
