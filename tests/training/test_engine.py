@@ -18,7 +18,7 @@ from splitstep.training.engine import check, evaluate, train
 from splitstep.training.run import Run
 from splitstep.training.trainer import NotFiniteError, SplitstepTrainer
 
-CLOCK = {"tokens_per_second", "data_wait", "seconds", "images_per_second"}
+CLOCK = {"tokens_per_second", "data_wait", "seconds", "images_per_second", "examples_per_second"}
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,15 @@ def _language(folder, **sections):
     return corpora.language_recipe(corpora.articles(folder), **sections)
 
 
-TASKS = {"translation": _translation, "language-modelling": _language}
+def _classification(folder, **sections):
+    return corpora.classification_recipe(corpora.news(folder), **sections)
+
+
+TASKS = {
+    "translation": _translation,
+    "language-modelling": _language,
+    "text-classification": _classification,
+}
 dropout = {"dropout": 0.2, "attention_dropout": 0.1}
 
 
@@ -180,7 +188,7 @@ def test_another_recipe_or_other_data_in_a_run_folder_are_refused(tables, tmp_pa
 def test_a_folder_that_is_no_run_folder_is_left_alone(tables, tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "text.tex").write_text("x")
-    with pytest.raises(UserError, match="is no run folder: it has other files and no recipe.toml"):
+    with pytest.raises(UserError, match=r"is no run folder: it has other files and no recipe.toml"):
         train(recipe(tables), tmp_path / "thesis")
     with pytest.raises(UserError, match=r"text.tex is a file, not a folder"):
         train(recipe(tables), tmp_path / "thesis" / "text.tex")
@@ -191,7 +199,7 @@ def test_bad_data_leave_no_half_made_run_folder(tables, tmp_path):
     wrong = recipe(corpora.merged(tables, {"data": {"train": ["missing.{language}"]}}))
     with pytest.raises(UserError, match="no file"):
         train(wrong, tmp_path / "run")
-    with pytest.raises(UserError, match="model: .*does not divide"):
+    with pytest.raises(UserError, match=r"model: .*does not divide"):
         train(recipe(corpora.merged(tables, {"model": {"num_attention_heads": 5}})), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -178,10 +178,13 @@ def encode(
             yield np.asarray(encoding.ids, dtype=np.int32)
 
 
-def as_hugging_face(tokenizer: Tokenizer, *, max_length: int | None = None) -> "PreTrainedTokenizerFast":
-    """The tokenizer as transformers knows it, to be saved beside a model."""
+def as_hugging_face(
+    tokenizer: Tokenizer, *, max_length: int | None = None, token_types: bool = False
+) -> "PreTrainedTokenizerFast":
+    """The tokenizer as transformers knows it, to be saved beside a model; `token_types` tell two texts apart."""
     from transformers import PreTrainedTokenizerFast
 
+    inputs = ["input_ids", *(["token_type_ids"] if token_types else []), "attention_mask"]
     named = {role: tokenizer.id_to_token(index) for role, index in specials(tokenizer).items()}
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -189,6 +192,7 @@ def as_hugging_face(tokenizer: Tokenizer, *, max_length: int | None = None) -> "
         cls_token=named["bos"],
         sep_token=named["eos"],
         clean_up_tokenization_spaces=False,
+        model_input_names=inputs,
         **({} if max_length is None else {"model_max_length": max_length}),
     )
 

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 # A new task is one file and one row.
 TASKS = {
     "language-modelling": "splitstep.tasks.language_modelling:LanguageModelling",
+    "text-classification": "splitstep.tasks.classification:Classification",
+    "text-matching": "splitstep.tasks.matching:Matching",
     "translation": "splitstep.tasks.translation:Translation",
 }
 

@@ -82,7 +82,7 @@ class Pieces(Dataset[dict[str, Tensor]]):
 
 def _uncounted(name: str, tensor: Tensor) -> Tensor:
     if "label" in name:
-        return torch.full_like(tensor, IGNORED) if not tensor.is_floating_point() else torch.zeros_like(tensor)
+        return torch.full_like(tensor, IGNORED)
     return torch.zeros_like(tensor) if name.startswith("num_") else tensor
 
 
@@ -240,8 +240,9 @@ class SplitstepTrainer(Trainer):
         """The metrics of the validation split, every example once."""
         begun = time.monotonic()
         predictor = self.predictor()
-        metrics = self.task.from_loss(predictor.mean_loss(self.task, "valid"), "valid")
-        if self.settings.select not in metrics:
+        if self.settings.select in self.task.from_loss(0.0, "valid"):
+            metrics = self.task.from_loss(predictor.mean_loss(self.task, "valid"), "valid")
+        else:
             metrics = self.task.measure(predictor, "valid").metrics
         numbers = {f"eval_{key}": value for key, value in metrics.items() if isinstance(value, int | float)}
         self.clock.pause(time.monotonic() - begun)
