@@ -54,6 +54,7 @@ def __getattr__(name: str) -> Any:
 _AFTER_IMPORT = {
     "transformers.models.auto.configuration_auto": "register_configuration",
     "transformers.models.auto.modeling_auto": "register_models",
+    "transformers.models.auto.image_processing_auto": "register_image_processor",
 }
 
 

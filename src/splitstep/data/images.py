@@ -36,11 +36,11 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a data set lies, which of its labels are meant, and the size that images of unequal size are brought to."""
+    """Where a data set lies, which of its labels are meant, and the size that files of any size are brought to."""
 
     folder: Path
     labels: str = "fine"
-    size: int = 256
+    size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class Format:
     checksums: Callable[[Place, str], dict[str, str]]
     label_sets: tuple[str, ...] = ("fine",)
     packaged: bool = False  # comes with a Python package, so there is no folder
+    resized: bool = False  # files of any size, brought to one
 
 
 def read(format: Format, place: Place, files: list[str], names: list[str]) -> Pictures:  # noqa: A002
@@ -237,6 +238,7 @@ def _image_files(folder: Path) -> list[Path]:
 
 
 def _read_folder(place: Place, name: str, names: list[str]) -> Pictures:
+    assert place.size is not None
     pixels, labels = [], []
     for folder in _classes(place.folder / name):
         if folder.name not in names:
@@ -325,6 +327,6 @@ FORMATS: dict[str, Format] = {
     "cifar100": Format(_cifar100_names, _read_cifar100, _one_file, label_sets=("fine", "coarse")),
     "cifar-python": Format(_cifar_python_names, _read_cifar_python, _one_file, label_sets=("fine", "coarse")),
     "idx": Format(_idx_names, _read_idx, _idx_checksums),
-    "folder": Format(_folder_names, _read_folder, _folder_checksums),
+    "folder": Format(_folder_names, _read_folder, _folder_checksums, resized=True),
     "digits": Format(_digit_names, _read_digits, _digit_checksums, packaged=True),
 }

@@ -75,7 +75,8 @@ def flops_per_token(
 
     A multiplication and its addition count as two; norms, activations and the softmax are left out, and attention is
     counted over all keys whether a mask hides them or not. A translation has source and target of the same length, and
-    one token is a pair of them. Training costs three times as much.
+    one token is a pair of them. An adaptive softmax is counted with all its bands, as generation evaluates it: what the
+    loss saves depends on how often each band occurs. Training costs three times as much.
     """
     n = sequence_length(config) if length is None else length
     total = 0.0
@@ -132,6 +133,8 @@ def _outer_flops(config: SplitstepConfig, n: int) -> float:
         patches = (config.image_size // config.patch_size) ** 2
         cut = 2 * config.num_channels * config.patch_size**2 * d * patches
         return (cut + 2 * d * (config.num_labels or 0)) / n
+    if config.adaptive_cutoffs is not None:
+        return _adaptive_flops(config)
     transform = 2 * d * d if config.kind == "encoder" and config.mlm_transform else 0
     return transform + 2 * d * config.vocab_size
 
@@ -140,6 +143,14 @@ def _reading_flops(config: SplitstepConfig, model: type[SplitstepPreTrainedModel
     """The head's matrices once a text."""
     head = [p for name, p in empty_model(config, model).named_parameters() if not name.startswith("model.")]
     return sum(2 * p.numel() for p in head if p.ndim == 2) / n
+
+
+def _adaptive_flops(config: SplitstepConfig) -> int:
+    """The projections of all bands on the way in; on the way out those of the rarer ones, and every table."""
+    d, (first, *rare) = config.hidden_size, config.adaptive_bands
+    inwards = sum(2 * band.width * d for band in config.adaptive_bands)
+    head = 2 * d * (first.stop + len(rare))
+    return inwards + head + sum(2 * band.width * (d + band.stop - band.start) for band in rare)
 
 
 def account(config: SplitstepConfig, model: type[SplitstepPreTrainedModel] | None = None) -> dict[str, Any]:

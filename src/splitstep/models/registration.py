@@ -27,3 +27,14 @@ def register_models() -> None:
         auto.AutoModelForImageClassification: heads.SplitstepForImageClassification,
     }.items():
         auto_class.register(SplitstepConfig, model_class, exist_ok=True)
+
+
+def register_image_processor() -> None:
+    """A folder whose image processor is ours loads it, with torchvision or without."""
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor
+
+    from splitstep.models.configuration import SplitstepConfig
+    from splitstep.models.processing import SplitstepImageProcessor
+
+    classes: dict[str, type] = dict.fromkeys(("torchvision", "pil"), SplitstepImageProcessor)
+    AutoImageProcessor.register(SplitstepConfig, image_processor_classes=classes, exist_ok=True)

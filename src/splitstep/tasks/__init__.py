@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 # A new task is one file and one row.
 TASKS = {
+    "images": "splitstep.tasks.images:Images",
     "language-modelling": "splitstep.tasks.language_modelling:LanguageModelling",
     "text-classification": "splitstep.tasks.classification:Classification",
     "text-matching": "splitstep.tasks.matching:Matching",

@@ -191,7 +191,7 @@ class Classification(Task):
 
     def _learn(self, folder: Path) -> None:
         self.say("reading the training examples and learning the vocabulary")
-        settings = self.data.vocabulary.under(data_root(self.data.root))
+        settings = self.data.vocabulary.under(self.data.root)
         texts = chain.from_iterable(example.texts for example in self.examples("train"))
         tokenizer = vocabulary.learn(settings, texts)
         first, end = (tokenizer.id_to_token(vocabulary.specials(tokenizer)[role]) for role in ("bos", "eos"))
@@ -387,7 +387,7 @@ class Classification(Task):
         except UserError as error:  # a model may be measured where it was not trained
             self.say(f"no baseline without the training examples: {error}")
             return {}
-        return {"baseline_accuracy": 100 * guessed(learnt, chosen)}
+        return {"baseline_accuracy": guessed(learnt, chosen)}
 
     def texts_of(self, line: str, *, place: str) -> Texts:
         """The texts of a line, of which two have a tab between them."""

@@ -1,4 +1,4 @@
-"""How well predictions fit labels, in per cent, by scikit-learn and scipy."""
+"""How well predictions fit labels, by scikit-learn and scipy; 1 is perfect."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ class Score:
     of: Callable[[Array, Array], float]
 
     def __call__(self, labels: Array, predictions: Array) -> float:
-        """The score in per cent."""
-        return 100 * float(self.of(labels, predictions))
+        """The score."""
+        return float(self.of(labels, predictions))
 
 
 def _accuracy(labels: Array, predictions: Array) -> float:
