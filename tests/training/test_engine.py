@@ -19,7 +19,7 @@ from splitstep.training.engine import check, evaluate, train
 from splitstep.training.run import Run
 from splitstep.training.trainer import NotFiniteError, SplitstepTrainer
 
-CLOCK = {"tokens_per_second", "data_wait", "seconds", "images_per_second"}
+CLOCK = {"tokens_per_second", "data_wait", "seconds", "images_per_second", "examples_per_second"}
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,16 @@ def _pretraining(folder, **sections):
     return corpora.pretraining_recipe(corpora.documents(folder), **sections)
 
 
-TASKS = {"translation": _translation, "language-modelling": _language, "pre-training": _pretraining}
+def _classification(folder, **sections):
+    return corpora.classification_recipe(corpora.news(folder), **sections)
+
+
+TASKS = {
+    "translation": _translation,
+    "language-modelling": _language,
+    "pre-training": _pretraining,
+    "text-classification": _classification,
+}
 dropout = {"dropout": 0.2, "attention_dropout": 0.1}
 
 

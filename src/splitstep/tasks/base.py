@@ -59,7 +59,7 @@ class Task(ABC):
     Evaluation: ClassVar[type[Section]]
     kind: ClassVar[str]  # of the model
     model_class: ClassVar[str]  # a public name of the package
-    metric: ClassVar[str]  # the one that a comparison looks at
+    metric: str  # the one that a comparison looks at
     unit: ClassVar[str] = "tokens"  # what speed is counted in
     loss_options: ClassVar[Mapping[str, Any]] = {}  # further arguments of the model's forward, for its loss
 
@@ -115,9 +115,11 @@ class Task(ABC):
         """The metrics that follow from the loss an item."""
         return {"loss": loss}
 
-    def validate(self, predictor: "Predictor", split: str) -> dict[str, Any]:
-        """What is looked at during training: what follows from the loss, or more where that costs little."""
-        return self.from_loss(predictor.mean_loss(self, split), split)
+    def validate(self, predictor: "Predictor", split: str, *, select: str = "loss") -> dict[str, Any]:
+        """What is looked at during training: what follows from the loss, or all if what selects is not among it."""
+        if select in self.from_loss(0.0, split):
+            return self.from_loss(predictor.mean_loss(self, split), split)
+        return self.measure(predictor, split).metrics
 
     @abstractmethod
     def measure(self, predictor: "Predictor", split: str) -> Measured:

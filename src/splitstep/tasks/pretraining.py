@@ -205,7 +205,7 @@ class PreTraining(Task):
 
     def save_processor(self, folder: Path) -> None:
         """The tokenizer, which puts special tokens around a text or a pair of texts."""
-        tokenizer = vocabulary.as_hugging_face(self.tokenizer, max_length=self.data.max_length, segments=True)
+        tokenizer = vocabulary.as_hugging_face(self.tokenizer, max_length=self.data.max_length, token_types=True)
         tokenizer.save_pretrained(folder)
 
     @cached_property
@@ -249,7 +249,7 @@ class PreTraining(Task):
 
     # What it is judged by
 
-    def validate(self, predictor: "Predictor", split: str) -> dict[str, Any]:
+    def validate(self, predictor: "Predictor", split: str, *, select: str = "loss") -> dict[str, Any]:
         """Both losses and accuracies."""
         return self.measure(predictor, split).metrics
 

@@ -240,9 +240,7 @@ class SplitstepTrainer(Trainer):
         """The metrics of the validation split, every example once."""
         begun = time.monotonic()
         predictor = self.predictor()
-        metrics = self.task.validate(predictor, "valid")
-        if self.settings.select not in metrics:
-            metrics = self.task.measure(predictor, "valid").metrics
+        metrics = self.task.validate(predictor, "valid", select=self.settings.select)
         numbers = {f"eval_{key}": value for key, value in metrics.items() if isinstance(value, int | float)}
         self.clock.pause(time.monotonic() - begun)
         self.log(dict(numbers))
