@@ -240,6 +240,8 @@ def _key(key: str) -> str:
 def _value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{_key(key)} = {_value(inner)}' for key, inner in value.items())} }}"
     if isinstance(value, str | bool):
         return json.dumps(value, ensure_ascii=False)
     return repr(value)

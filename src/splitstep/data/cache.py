@@ -46,18 +46,32 @@ class Ragged:
         ends = np.cumsum([len(array) for array in arrays], dtype=np.int64)
         return cls(np.concatenate(arrays) if arrays else np.zeros(0, np.int32), ends)
 
-    def save(self, path: Path) -> None:
-        """Write two files that `open` maps."""
-        np.save(path.with_suffix(".tokens.npy"), self.tokens)
-        np.save(path.with_suffix(".ends.npy"), self.ends)
+    @classmethod
+    def write(cls, path: Path, sequences: Iterable[Sequence[int] | NDArray[np.int32]]) -> None:
+        """Write the sequences to two files that `open` maps; they need not fit in memory together."""
+        ends, end = [], 0
+        with _tokens_file(path).open("wb") as file:
+            for sequence in sequences:
+                file.write(np.asarray(sequence, dtype=np.int32).tobytes())
+                end += len(sequence)
+                ends.append(end)
+        np.save(_ends_file(path), np.asarray(ends, dtype=np.int64))
 
     @classmethod
     def open(cls, path: Path) -> "Ragged":
         """The sequences of a file, read when they are used."""
-        return cls(
-            np.load(path.with_suffix(".tokens.npy"), mmap_mode="r"),
-            np.load(path.with_suffix(".ends.npy"), mmap_mode="r"),
-        )
+        ends = np.load(_ends_file(path), mmap_mode="r")
+        empty = not len(ends) or not ends[-1]  # which cannot be mapped
+        tokens = np.zeros(0, np.int32) if empty else np.memmap(_tokens_file(path), dtype=np.int32, mode="r")
+        return cls(tokens, ends)
+
+
+def _tokens_file(path: Path) -> Path:
+    return path.with_name(f"{path.name}.tokens")
+
+
+def _ends_file(path: Path) -> Path:
+    return path.with_name(f"{path.name}.ends.npy")
 
 
 def cache_root() -> Path:

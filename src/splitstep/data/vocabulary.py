@@ -1,15 +1,16 @@
 """Vocabularies: learnt on training text or read from a file, as `tokenizers` objects that transformers can load."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from splitstep.data.cache import Ragged
+from splitstep.data.files import find, lines
 from splitstep.data.settings import Section
 from splitstep.solver.errors import UserError, lookup
 
@@ -30,10 +31,20 @@ class Vocabulary(Section):
     """How text becomes tokens."""
 
     kind: Literal["bpe", "word", "byte", "wordpiece"] = "bpe"
-    size: int = Field(default=10_000, gt=len(SPECIALS))  # at most; a given file and bytes have their own
+    size: Annotated[int, Field(gt=len(SPECIALS))] | Literal["all"] = 10_000  # at most; "all" words of the training text
     lowercase: bool = False
     normalization: Literal["none", "nfc", "nfkc"] = "nfc"
-    file: str | None = None  # a given WordPiece vocabulary, a token a line, in the data folder
+    file: str | None = None  # a given WordPiece vocabulary, a token a line
+
+    def under(self, root: Path) -> "Vocabulary":
+        """The same, its file found under a folder."""
+        return self if self.file is None else self.model_copy(update={"file": str(find(root, self.file))})
+
+
+def _number(settings: Vocabulary) -> int:
+    if settings.size == "all":
+        raise UserError(f"data.vocabulary.size = 'all' is for words; a {settings.kind} vocabulary has a number")
+    return settings.size
 
 
 def _bpe(settings: Vocabulary, texts: Iterable[str]) -> Tokenizer:
@@ -42,7 +53,7 @@ def _bpe(settings: Vocabulary, texts: Iterable[str]) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=settings.size,
+        vocab_size=_number(settings),
         special_tokens=list(SPECIALS.values()),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
@@ -60,7 +71,7 @@ def _word(settings: Vocabulary, texts: Iterable[str]) -> Tokenizer:
         for word in text.lower().split() if settings.lowercase else text.split():
             counts[word] = counts.get(word, 0) + 1
     words = [word for word in sorted(counts, key=lambda w: (-counts[w], w)) if word not in SPECIALS.values()]
-    kept = [*SPECIALS.values(), *words][: settings.size]
+    kept = [*SPECIALS.values(), *words][: None if settings.size == "all" else settings.size]
     tokenizer.model = models.WordLevel({word: i for i, word in enumerate(kept)}, unk_token=SPECIALS["unk"])
     tokenizer.add_special_tokens(list(SPECIALS.values()))
     return tokenizer
@@ -85,22 +96,17 @@ def _byte_symbols() -> list[str]:
 
 
 def _wordpiece(settings: Vocabulary, texts: Iterable[str]) -> Tokenizer:
-    tokenizer = Tokenizer(models.WordPiece(unk_token=BERT_SPECIALS["unk"]))
+    # `trainers.WordPieceTrainer` learns another vocabulary each time, so one must be given.
+    if settings.file is None:
+        raise UserError("data.vocabulary.kind = 'wordpiece' needs data.vocabulary.file, a token a line; or learn 'bpe'")
+    vocabulary = {word: i for i, word in enumerate(lines(Path(settings.file))) if word}
+    missing = [token for token in BERT_SPECIALS.values() if token not in vocabulary]
+    if missing:
+        raise UserError(f"{settings.file} is no WordPiece vocabulary: it lacks {', '.join(missing)}")
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=BERT_SPECIALS["unk"]))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
-    if settings.file is not None:
-        words = Path(settings.file).read_text(encoding="utf-8").split("\n")
-        vocabulary = {word: i for i, word in enumerate(words) if word}
-        missing = [token for token in BERT_SPECIALS.values() if token not in vocabulary]
-        if missing:
-            raise UserError(f"{settings.file} is no WordPiece vocabulary: it lacks {', '.join(missing)}")
-        tokenizer.model = models.WordPiece(vocabulary, unk_token=BERT_SPECIALS["unk"])
-        tokenizer.add_special_tokens(list(BERT_SPECIALS.values()))
-        return tokenizer
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=settings.size, special_tokens=list(BERT_SPECIALS.values()), show_progress=False
-    )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_special_tokens(list(BERT_SPECIALS.values()))
     return tokenizer
 
 
@@ -143,14 +149,14 @@ def end_with(tokenizer: Tokenizer, *, single: str, pair: str | None = None) -> T
     return tokenizer
 
 
-def encoded(tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool = True) -> Ragged:
-    """The token ids of each text."""
-    size = 10_000  # at a time, so that the encodings of a large corpus are not in memory all at once
-    parts: list[NDArray[np.int32]] = []
-    for start in range(0, len(texts), size):
-        batch = tokenizer.encode_batch_fast(list(texts[start : start + size]), add_special_tokens=add_special_tokens)
-        parts += [np.asarray(encoding.ids, dtype=np.int32) for encoding in batch]
-    return Ragged.of(parts)
+def encode(
+    tokenizer: Tokenizer, texts: Iterable[str], *, add_special_tokens: bool = True
+) -> Iterator[NDArray[np.int32]]:
+    """The token ids of each text, as they are asked for."""
+    remaining = iter(texts)
+    while batch := list(islice(remaining, 1000)):
+        for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=add_special_tokens):
+            yield np.asarray(encoding.ids, dtype=np.int32)
 
 
 def as_hugging_face(tokenizer: Tokenizer, *, max_length: int | None = None) -> "PreTrainedTokenizerFast":

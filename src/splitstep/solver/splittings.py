@@ -177,6 +177,7 @@ SPLITTINGS = {
         "strang": splitting(STRANG_DECODER),
         "strang_attention": splitting("1/2 interaction, 1/2 coupling, 1 convection, 1/2 coupling, 1/2 interaction"),
         "parallel": splitting("1 interaction + coupling + convection"),
+        "parallel_then_coupling": splitting("1 interaction + convection, 1 coupling"),
         "suzuki4": composition(STRANG_DECODER, SUZUKI),
     },
 }

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 # A new task is one file and one row.
 TASKS = {
     "images": "splitstep.tasks.images:Images",
+    "language-modelling": "splitstep.tasks.language_modelling:LanguageModelling",
     "translation": "splitstep.tasks.translation:Translation",
 }
 

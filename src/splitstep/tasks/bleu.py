@@ -3,7 +3,10 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sacrebleu.metrics.bleu import BLEU
 
 
 @dataclass(frozen=True)
@@ -45,16 +48,23 @@ CONVENTIONS = {
 }
 
 
-def bleu(
+def prepared(
     hypotheses: list[str], references: list[str], *, convention: str = "detokenized", language: str = "en"
-) -> tuple[float, str]:
-    """The corpus BLEU under a convention, and the signature that says what was computed."""
+) -> "tuple[BLEU, list[list[str]]]":
+    """Sacrebleu's metric for a convention, and both texts as it takes them."""
     from sacrebleu.metrics.bleu import BLEU
 
     rule = CONVENTIONS[convention]
     metric = BLEU(tokenize=rule.tokenize, lowercase=rule.lowercase, force=True)
-    prepared = [[rule.prepare(text, language) for text in texts] for texts in (hypotheses, references)]
-    score = metric.corpus_score(prepared[0], [prepared[1]]).score
+    return metric, [[rule.prepare(text, language) for text in texts] for texts in (hypotheses, references)]
+
+
+def bleu(
+    hypotheses: list[str], references: list[str], *, convention: str = "detokenized", language: str = "en"
+) -> tuple[float, str]:
+    """The corpus BLEU under a convention, and the signature that says what was computed."""
+    metric, texts = prepared(hypotheses, references, convention=convention, language=language)
+    score = metric.corpus_score(texts[0], [texts[1]]).score
     return score, f"{metric.get_signature()}|convention:{convention}"
 
 

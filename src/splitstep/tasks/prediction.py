@@ -37,12 +37,12 @@ class Predictor:
         self.device = next(model.parameters()).device
         self.autocast = autocast
 
-    def shares(self, lengths: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        """The batches of this process: examples of like length, the longest first."""
+    def shares(self, lengths: NDArray[np.int64], *, tokens: int | None = None) -> Iterator[NDArray[np.int64]]:
+        """The batches of this process: examples of like length, the longest first, at most so many tokens at a time."""
         order = np.argsort(-lengths, kind="stable")
         start, number = 0, 0
         while start < len(order):
-            size = max(self.tokens // max(int(lengths[order[start]]), 1), 1)
+            size = max((tokens or self.tokens) // max(int(lengths[order[start]]), 1), 1)
             if number % self.world == self.rank:
                 yield order[start : start + size]
             start, number = start + size, number + 1
@@ -77,6 +77,14 @@ class Predictor:
                 total += torch.tensor([float(loss), items], dtype=torch.float64)
         loss, items = self.summed(total).tolist()
         return loss / items
+
+    def token_losses(self, batch: dict[str, NDArray[Any]]) -> NDArray[np.float64]:
+        """The loss of every token of a causal model after the first, a row a sequence."""
+        inputs = self.to_device({"input_ids": batch["input_ids"]})
+        logits = self.model(**inputs, use_cache=False).logits[:, :-1]
+        targets = inputs["input_ids"][:, 1:]
+        losses = nn.functional.cross_entropy(logits.transpose(1, 2).float(), targets, reduction="none")
+        return losses.double().cpu().numpy()
 
     def summed(self, values: Tensor) -> Tensor:
         """The values added over all processes."""

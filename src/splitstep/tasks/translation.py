@@ -41,13 +41,15 @@ class TranslationData(Section):
     valid_every: int | None = Field(default=None, gt=1)  # every n-th pair of train is held out, where valid is no file
     vocabulary: Vocabulary = Vocabulary()
     max_length: int = Field(default=256, gt=1)  # tokens; longer training pairs are counted and left out
+    max_ratio: float | None = Field(default=None, gt=1)  # of the lengths of both sides, likewise
 
 
 class TranslationEvaluation(Section):
     """How a finished model translates, and how that is scored."""
 
     num_beams: int = Field(default=5, ge=1)
-    length_penalty: float = 1.0  # the sum of log-probabilities is divided by length to this power
+    length_penalty: float = 1.0  # the power of the length that log-probabilities are divided by
+    normalization: Literal["length", "gnmt"] = "length"  # by length, or by (5 + length) / 6 as Wu et al. 2016
     max_length_ratio: float = 2.0  # at most so many tokens a source token, and ten more
     bleu: Literal["detokenized", "iwslt", "wmt", "transevolve"] = "detokenized"
 
@@ -59,7 +61,7 @@ class Translation(Task):
     kind = "seq2seq"
     model_class = "SplitstepForConditionalGeneration"
     metric = "bleu"
-    loss_options: ClassVar = {}
+    loss_options: ClassVar = {"skip_logits": True}
 
     @cached_property
     def _root(self) -> Path:
@@ -112,14 +114,14 @@ class Translation(Task):
     def _prepare(self, folder: Path) -> None:
         self.say("reading the training text and learning the vocabulary")
         pairs = self.pairs("train")
-        tokenizer = vocabulary.learn(self.data.vocabulary, chain.from_iterable(pairs))
+        tokenizer = vocabulary.learn(self.data.vocabulary.under(data_root(self.data.root)), chain.from_iterable(pairs))
         vocabulary.end_with(tokenizer, single="$A </s>")
         tokenizer.save(str(folder / "tokenizer.json"))
-        for side, ragged in zip(("source", "target"), self._encoded(tokenizer, pairs), strict=True):
-            ragged.save(folder / f"train.{side}")
+        for side, name in enumerate(("source", "target")):
+            Ragged.write(folder / f"train.{name}", vocabulary.encode(tokenizer, (pair[side] for pair in pairs)))
 
     def _encoded(self, tokenizer: Tokenizer, pairs: list[Pair]) -> tuple[Ragged, Ragged]:
-        source, target = (vocabulary.encoded(tokenizer, [pair[side] for pair in pairs]) for side in (0, 1))
+        source, target = (Ragged.of(vocabulary.encode(tokenizer, (pair[side] for pair in pairs))) for side in (0, 1))
         return source, target
 
     @cached_property
@@ -140,14 +142,16 @@ class Translation(Task):
         """The training pairs that are not too long."""
         source, target = self._split("train")
         longest = np.maximum(source.lengths, target.lengths)
-        empty = np.minimum(source.lengths, target.lengths) <= 1  # nothing but the end
-        kept = np.flatnonzero((longest <= self.data.max_length) & ~empty)
-        if len(kept) < len(longest):
-            self.say(
-                f"{int((longest > self.data.max_length).sum()):,} of {len(longest):,} training pairs are longer than "
-                f"{self.data.max_length} tokens and {int(empty.sum()):,} have an empty side: left out"
-            )
-        return kept
+        shortest = np.minimum(source.lengths, target.lengths)
+        reasons = {
+            f"longer than {self.data.max_length} tokens": longest > self.data.max_length,
+            "empty on a side": shortest <= 1,  # nothing but the end
+            f"of lengths more unequal than {self.data.max_ratio}": longest > (self.data.max_ratio or np.inf) * shortest,
+        }
+        for reason, pairs in reasons.items():
+            if pairs.any():
+                self.say(f"{int(pairs.sum()):,} of {len(pairs):,} training pairs are {reason}: left out")
+        return np.flatnonzero(~np.any(list(reasons.values()), axis=0))
 
     def settings(self) -> dict[str, Any]:
         """Vocabulary size and special tokens."""
@@ -199,7 +203,7 @@ class Translation(Task):
         self, sources: list[str], predictor: "Predictor", *, nbest: int = 1
     ) -> list[list[tuple[str, float]]]:
         """The best translations of each sentence with their scores."""
-        tokens = vocabulary.encoded(self.tokenizer, sources)
+        tokens = Ragged.of(vocabulary.encode(self.tokenizer, sources))
         results: dict[int, list[tuple[str, float]]] = {}
         with predictor:
             for indices in predictor.shares(tokens.lengths * self.evaluation.num_beams):

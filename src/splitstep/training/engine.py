@@ -12,11 +12,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from transformers.utils import logging as transformers_logging
 
 import splitstep
 from splitstep.data.batches import Plan
-from splitstep.models.accounting import parameters
+from splitstep.models.accounting import account, parameters
 from splitstep.models.configuration import SplitstepConfig
 from splitstep.models.presets import preset
 from splitstep.recipe import Recipe, Training
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from splitstep.models.backbone import SplitstepPreTrainedModel
 
 Say = Callable[[str], None]
+transformers_logging.disable_progress_bar()  # a bar for each saved file hides our own
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,7 @@ def train(recipe: Recipe, folder: Path, *, name: str = "", say: Say | None = Non
         raise UserError(f"{folder} is a file, not a folder")
     if folder.is_dir() and any(folder.iterdir()) and not run.recipe_file.is_file() and not _only_lock(folder):
         raise UserError(f"{folder} is no run folder: it has other files and no recipe.toml")
-    task = _task(recipe, tell)
+    task = task_of(recipe, tell)
     config = configuration(recipe, task)
     settings = recipe.training
     batches = plan(task, settings)
@@ -144,7 +147,8 @@ def _together() -> None:
         torch.distributed.barrier()
 
 
-def _task(recipe: Recipe, say: Say, folder: Path | None = None) -> Task:
+def task_of(recipe: Recipe, say: Say = lambda line: None, folder: Path | None = None) -> Task:
+    """The task of a recipe with its data, and the vocabulary of a model where a folder is given."""
     return task_class(recipe.task)(recipe.data, recipe.evaluation, folder=folder, say=say)
 
 
@@ -154,6 +158,7 @@ def _train(
     settings = recipe.training
     checkpoint = checkpoints.newest(run.checkpoints, tell, clear=rank() == 0)
     done = 0 if checkpoint is None else checkpoints.update_of(checkpoint)
+    forget_peak_memory()
     model = build(recipe, config)
     counted = parameters(model)
     tell(f"{counted.total:,} parameters, {counted.body:,} of them in the layers; {updates:,} updates in {run.folder}")
@@ -243,7 +248,9 @@ def _finish(
         task.unit: known["items"],
         "seconds": known["seconds"],
         f"{task.unit}_per_second": known["items"] / max(known["seconds"], 1e-9),
+        "evaluations_per_layer": account(model.config)["evaluations_per_layer"],
         "peak_memory_bytes": peak_memory(),
+        "latency_seconds": latency(predictor, task),
     }
     if rank() == 0:
         for split, result in measured.items():
@@ -259,9 +266,35 @@ def peak_memory() -> int:
     """The most bytes this process held at a time."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
+    status = Path("/proc/self/status")
+    if status.is_file():
+        return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if "VmHWM" in line)
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def forget_peak_memory() -> None:
+    """Begin to count anew, so that a run in a process that made others before reports its own."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    elif Path("/proc/self/clear_refs").is_file():
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def latency(predictor: Predictor, task: Task) -> float:
+    """Seconds of a forward pass over one validation example, the median of several."""
+    batch = predictor.to_device(task.batch("valid", np.zeros(1, dtype=np.int64)))
+    batch = {name: tensor for name, tensor in batch.items() if not name.startswith("num_")}
+    times = []
+    with predictor:
+        for _ in range(7):
+            begun = time.perf_counter()
+            predictor.model(**batch)
+            if predictor.device.type == "cuda":
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - begun)
+    return float(np.median(times))
 
 
 def _final_weights(run: Run, trainer: SplitstepTrainer, last: Path, state: dict[str, Any]) -> dict[str, Any]:
@@ -295,7 +328,7 @@ def check(recipe: Recipe, *, say: Say | None = None) -> dict[str, Any]:
     import tempfile
 
     tell = say or _teller("")
-    task = _task(recipe, tell)
+    task = task_of(recipe, tell)
     config = configuration(recipe, task)
     batches = plan(task, recipe.training)
     sizes = {split: len(task.lengths(split)) for split in task.splits}
@@ -344,7 +377,7 @@ def loaded(run: Run, recipe: Recipe, *, say: Say | None = None) -> tuple[Task, P
     """The task and the model of a finished run."""
     if not run.model.is_dir():
         raise UserError(f"{run.folder} has no model yet; the same `splitstep train` command finishes it")
-    task = _task(recipe, say or _teller(""), folder=run.model)
+    task = task_of(recipe, say or _teller(""), folder=run.model)
     model = getattr(splitstep, task.model_class).from_pretrained(run.model)
     told = task.settings()
     if "vocab_size" in told and told["vocab_size"] > model.config.vocab_size:

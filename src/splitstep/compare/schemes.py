@@ -1,0 +1,132 @@
+"""Which schemes are compared, and on what terms: equal parameters, equal floating-point operations, or as they are."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from splitstep.models.presets import PRESETS
+from splitstep.recipe import Recipe, recipe, setting
+from splitstep.solver.errors import UserError, lookup
+
+TOLERANCE = 0.01  # within which parameters count as equal
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A preset with further settings of the model, as `parallel/num_independent_layers=3` names it."""
+
+    name: str
+    settings: dict[str, Any]
+
+    @classmethod
+    def named(cls, text: str) -> "Scheme":
+        """The scheme of a name."""
+        first, *others = text.split("/")
+        lookup("scheme", first, PRESETS)
+        return cls(text, {"preset": first, **dict(map(setting, others))})
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A scheme with the recipe it is trained by, and what was adjusted to make the terms equal."""
+
+    scheme: Scheme
+    recipe: Recipe
+    parameters: int
+    flops_per_unit: int
+    adjusted: dict[str, Any] = field(default_factory=dict)
+
+
+def with_scheme(whole: Recipe, scheme: Scheme, **adjusted: Any) -> Recipe:
+    """The recipe with another scheme, everything else equal."""
+    tables = whole.settings() | {"published": whole.published}
+    tables["model"] = {**tables["model"], **scheme.settings, **adjusted.pop("model", {})}
+    tables["training"] = {**tables["training"], **adjusted.pop("training", {})}
+    return recipe(tables)
+
+
+def contestants(whole: Recipe, names: list[str], match: str) -> list[Contestant]:
+    """The schemes on equal terms; the first is the baseline."""
+    from splitstep.models.accounting import empty_model, parameters
+    from splitstep.training.engine import configuration, task_of
+
+    if len(set(names)) < 2:
+        raise UserError(f"a comparison needs two different schemes, got {', '.join(names) or 'none'}")
+    task = task_of(whole)
+
+    def counted(scheme: Scheme, **adjusted: Any) -> Contestant:
+        run = with_scheme(whole, scheme, **adjusted)
+        config = configuration(run, task)
+        shown = {key: value for section in adjusted.values() for key, value in section.items()}
+        return Contestant(scheme, run, parameters(empty_model(config)).total, task.flops_per_unit(config), shown)
+
+    plain = [counted(Scheme.named(name)) for name in names]
+    rule = lookup("match", match, MATCHES)
+    return [plain[0], *(rule(plain[0], other, counted) for other in plain[1:])]
+
+
+Counted = Callable[..., Contestant]
+
+
+def _as_they_are(baseline: Contestant, other: Contestant, counted: Counted) -> Contestant:
+    return other
+
+
+def _equal_parameters(baseline: Contestant, other: Contestant, counted: Counted) -> Contestant:
+    """The width of the feed-forward network is changed until the counts agree."""
+    refuse_fewer_by_design(other.scheme.name, other.recipe.model)
+    if abs(other.parameters / baseline.parameters - 1) <= TOLERANCE / 10:
+        return other
+    width = int(other.recipe.model.get("intermediate_size", 2048))
+    # Parameters are linear in the width, so two counts tell the third.
+    other_width = 2 * width
+    slope = (counted(other.scheme, model={"intermediate_size": other_width}).parameters - other.parameters) / width
+    wanted = width + (baseline.parameters - other.parameters) / slope
+    step = 8  # every splitting divides it, and matrix products like it
+    best = max(round(wanted / step) * step, step)
+    found = counted(other.scheme, model={"intermediate_size": best})
+    if abs(found.parameters / baseline.parameters - 1) > TOLERANCE:
+        raise UserError(
+            f"{other.scheme.name} cannot have {baseline.parameters:,} parameters: with intermediate_size = {best} it "
+            f"has {found.parameters:,}; match flops or none"
+        )
+    return found
+
+
+def refuse_fewer_by_design(name: str, model: Mapping[str, Any]) -> None:
+    """Refuse to widen a scheme whose point is to have fewer parameters."""
+    settings = PRESETS[str(model.get("preset", "transformer"))] | dict(model)
+    reasons = {
+        "shares weights among layers": settings.get("num_independent_layers") is not None,
+        "has fixed random feed-forward weights": settings.get("feed_forward", "full") == "random",
+        "has rotations for feed-forward weights": settings.get("feed_forward", "full") == "rotated",
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise UserError(
+                f"{name} {reason}: fewer parameters are its point, so matching them would take it away; "
+                "use --match flops or --match none"
+            )
+
+
+def _equal_flops(baseline: Contestant, other: Contestant, counted: Counted) -> Contestant:
+    """The number of updates is changed so that training costs the same; schedules and evaluations keep their shape."""
+    share = baseline.flops_per_unit / other.flops_per_unit
+    if abs(share - 1) < TOLERANCE:
+        return other
+    training = other.recipe.training
+    if training.updates is None:
+        raise UserError("--match flops changes the number of updates; set training.updates instead of epochs")
+    scaled = {
+        key: max(round(value * share), 1)
+        for key in ("updates", "warmup", "evaluate_every", "save_every", "period")
+        if (value := getattr(training, key))
+    }
+    return counted(other.scheme, training=scaled)
+
+
+MATCHES: dict[str, Callable[[Contestant, Contestant, Counted], Contestant]] = {
+    "none": _as_they_are,
+    "parameters": _equal_parameters,
+    "flops": _equal_flops,
+}

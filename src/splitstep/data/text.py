@@ -1,0 +1,67 @@
+"""Running text as documents: WikiText's articles, texts with blank lines between them, or a file as it is."""
+
+import re
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from pathlib import Path
+
+from splitstep.data.files import lines, opened
+from splitstep.solver.errors import UserError
+
+_TITLE = re.compile(r"^ = [^=].* = $")
+CHUNK = 1 << 16  # bytes of a file without documents that are taken at a time
+
+
+def wikitext(path: Path) -> Iterator[str]:
+    """Articles of a `.tokens` file, each from its title ` = Title = `."""
+    article: list[str] = []
+    for line in lines(path):
+        if _TITLE.match(line) and article:
+            yield "".join(article)
+            article = []
+        article.append(f"{line}\n")
+    yield "".join(article)
+
+
+def paragraphs(path: Path) -> Iterator[str]:
+    """Documents with blank lines between them; the blank lines belong to the document before."""
+    document: list[str] = []
+    for blank, group in groupby(lines(path), key=lambda line: not line.strip()):
+        if blank:
+            document += [f"{line}\n" for line in group]
+        else:
+            if document:
+                yield "".join(document)
+            document = [f"{line}\n" for line in group]
+    yield "".join(document)
+
+
+def whole(path: Path) -> Iterator[str]:
+    """A file as it is, in chunks of some kilobytes."""
+    rest, place = b"", 0
+    with opened(path) as file:
+        while block := file.read(CHUNK):
+            raw, rest = _whole_characters(rest + block)
+            try:
+                yield raw.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise UserError(f"{path}: not utf-8 at byte {place + error.start + 1}") from None
+            place += len(raw)
+    if place + len(rest) == 0:
+        raise UserError(f"{path} is empty")
+    if rest:
+        raise UserError(f"{path}: not utf-8 at byte {place + 1}")
+
+
+def _whole_characters(block: bytes) -> tuple[bytes, bytes]:
+    """The block up to its last whole character, and the rest."""
+    for back in range(1, min(4, len(block)) + 1):
+        byte = block[-back]
+        if byte >> 6 != 0b10:  # the first byte of a character
+            length = 1 if byte < 0x80 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return (block, b"") if length <= back else (block[:-back], block[-back:])
+    return block, b""
+
+
+# A new format of running text is one entry.
+FORMATS: dict[str, Callable[[Path], Iterator[str]]] = {"wikitext": wikitext, "paragraphs": paragraphs, "whole": whole}

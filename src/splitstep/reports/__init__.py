@@ -1,0 +1,1 @@
+"""Finished runs and comparisons as tables, plots and pages; nothing here trains."""

@@ -1,0 +1,210 @@
+"""Language modelling: running text in blocks, a causal model, perplexity."""
+
+import math
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+from tokenizers import Tokenizer
+
+from splitstep.data import vocabulary
+from splitstep.data.cache import Ragged, cached
+from splitstep.data.files import data_root, find, fingerprint
+from splitstep.data.settings import Section
+from splitstep.data.text import FORMATS
+from splitstep.data.vocabulary import Vocabulary
+from splitstep.solver.errors import UserError
+from splitstep.tasks.base import IGNORED, Batch, Measured, Task
+
+if TYPE_CHECKING:
+    from splitstep.tasks.prediction import Predictor
+
+Names = Annotated[list[str], Field(min_length=1)]
+
+
+class LanguageModellingData(Section):
+    """Where the text is, how it becomes tokens, and how long the blocks are."""
+
+    root: str | None = None
+    folder: str = "."
+    format: Literal["wikitext", "paragraphs", "whole"] = "wikitext"
+    train: Names
+    valid: Names
+    test: Names | None = None
+    vocabulary: Vocabulary = Vocabulary(kind="word", size="all")
+    tokens_per_sample: int = Field(default=512, gt=1)
+
+
+class LanguageModellingEvaluation(Section):
+    """How a finished model is measured."""
+
+    context_window: int = Field(
+        default=0, ge=0
+    )  # tokens that each scored token has before it at least, where there are
+
+
+class LanguageModelling(Task):
+    """The next token of a running text.
+
+    The stream of tokens is cut into blocks that overlap by one token, so that every token but the first is predicted
+    exactly once.
+    """
+
+    Data, Evaluation = LanguageModellingData, LanguageModellingEvaluation
+    kind = "causal"
+    model_class = "SplitstepForCausalLM"
+    metric = "perplexity"
+    loss_options: ClassVar = {"skip_logits": True}
+
+    @cached_property
+    def _files(self) -> dict[str, list[Path]]:
+        folder = data_root(self.data.root) / self.data.folder
+        if not folder.is_dir():
+            raise UserError(f"the folder {folder} (data.folder) does not exist")
+        return {split: [find(folder, name) for name in getattr(self.data, split)] for split in self.splits}
+
+    @property
+    def splits(self) -> list[str]:
+        """Train, valid, and test where the recipe names it."""
+        return [split for split in ("train", "valid", "test") if getattr(self.data, split)]
+
+    @cached_property
+    def fingerprint(self) -> dict[str, str]:
+        """The files of all splits."""
+        return fingerprint(chain(*self._files.values()))
+
+    def documents(self, split: str) -> Iterator[str]:
+        """The documents of a split, one after another."""
+        return chain(*(FORMATS[self.data.format](path) for path in self._files[split]))
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The model's own, or one learnt on the training text."""
+        return vocabulary.load(self.folder or self._prepared)
+
+    @cached_property
+    def _prepared(self) -> Path:
+        made_from = {"task": "language-modelling", "files": self.fingerprint}
+        settings = self.data.model_dump(exclude={"root", "tokens_per_sample"})
+        return cached(made_from | {"data": settings}, self._prepare)
+
+    def _prepare(self, folder: Path) -> None:
+        self.say("reading the text and learning the vocabulary")
+        tokenizer = vocabulary.learn(self.data.vocabulary.under(data_root(self.data.root)), self.documents("train"))
+        tokenizer.save(str(folder / "tokenizer.json"))
+        for split in self.splits:
+            Ragged.write(folder / split, self._encoded(tokenizer, split))
+
+    def _encoded(self, tokenizer: Tokenizer, split: str) -> Iterator[NDArray[np.int32]]:
+        if self.data.vocabulary.kind == "word":  # the end of a line is a word, as in the published counts
+            end = f" {vocabulary.SPECIALS['eos']} "
+            texts: Iterator[str] = (document.replace("\n", end) for document in self.documents(split))
+        else:
+            texts = self.documents(split)
+        return vocabulary.encode(tokenizer, texts, add_special_tokens=False)
+
+    @cached_property
+    def _streams(self) -> dict[str, Ragged]:
+        return {}
+
+    def stream(self, split: str) -> Ragged:
+        """The documents of a split as tokens."""
+        if split not in self._streams:
+            if self.folder is None:
+                self._streams[split] = Ragged.open(self._prepared / split)
+            else:
+                self._streams[split] = Ragged.of(self._encoded(self.tokenizer, split))
+            if len(self._streams[split].tokens) < 2:
+                raise UserError(f"the {split} text has fewer than two tokens")
+        return self._streams[split]
+
+    def settings(self) -> dict[str, Any]:
+        """Vocabulary size, special tokens, and positions for a block."""
+        ids = vocabulary.specials(self.tokenizer)
+        named = {f"{role}_token_id": ids[role] for role in ("pad", "bos", "eos", "unk")}
+        size = self.tokenizer.get_vocab_size()
+        return {"vocab_size": size, **named, "max_position_embeddings": self.data.tokens_per_sample}
+
+    def save_processor(self, folder: Path) -> None:
+        """The tokenizer."""
+        tokenizer = vocabulary.as_hugging_face(self.tokenizer, max_length=self.data.tokens_per_sample)
+        tokenizer.save_pretrained(folder)
+
+    @property
+    def _stride(self) -> int:
+        return self.data.tokens_per_sample - 1
+
+    def lengths(self, split: str) -> NDArray[np.int64]:
+        """The tokens of each block; the last may be shorter."""
+        predicted = len(self.stream(split).tokens) - 1
+        whole, rest = divmod(predicted, self._stride)
+        lengths = np.full(whole + (rest > 0), self.data.tokens_per_sample, dtype=np.int64)
+        if rest:
+            lengths[-1] = rest + 1
+        return lengths
+
+    def batch(self, split: str, indices: NDArray[np.int64], *, epoch: int | None = None, seed: int = 0) -> Batch:
+        """Blocks of tokens, which are their own labels; the loss is a sum over the tokens after the first of each."""
+        starts = [int(index) * self._stride for index in indices]
+        return self._rows(split, [(start, start + self.data.tokens_per_sample, start + 1) for start in starts])
+
+    def _rows(self, split: str, spans: list[tuple[int, int, int]]) -> Batch:
+        """Rows of tokens from start to end, whose labels count from a place on."""
+        tokens = self.stream(split).tokens
+        parts = [tokens[start:end] for start, end, _ in spans]
+        ids = np.full((len(parts), max(map(len, parts))), vocabulary.specials(self.tokenizer)["pad"], dtype=np.int64)
+        labels = np.full_like(ids, IGNORED)
+        for row, (part, (start, _, counted)) in enumerate(zip(parts, spans, strict=True)):
+            ids[row, : len(part)] = part
+            labels[row, counted - start : len(part)] = part[counted - start :]
+        return {"input_ids": ids, "labels": labels, "num_items": np.asarray((labels != IGNORED).sum())}
+
+    def from_loss(self, loss: float, split: str) -> dict[str, float]:
+        """Loss and perplexity a token."""
+        return {"loss": loss, "perplexity": math.exp(min(loss, 700))}
+
+    def measure(self, predictor: "Predictor", split: str) -> Measured:
+        """Perplexities over the whole text, and the loss of each document."""
+        losses = self._token_losses(predictor, split)
+        stream = self.stream(split)
+        total = float(losses.sum())
+        metrics: dict[str, Any] = self.from_loss(total / len(losses), split)
+        text = list(self.documents(split))
+        if self.data.vocabulary.kind == "word":
+            metrics["word_perplexity"] = metrics["perplexity"]
+        else:
+            words = sum(len(document.split()) + document.count("\n") for document in text)
+            metrics["word_perplexity"] = math.exp(min(total / words, 700))
+            metrics["bits_per_byte"] = total / math.log(2) / sum(len(document.encode()) for document in text)
+        metrics["context_window"] = self.evaluation.context_window
+        sums = np.add.reduceat(np.concatenate([[0.0], losses]), np.concatenate([[0], stream.ends[:-1]]))
+        counts = stream.lengths.copy()
+        counts[0] -= 1  # the first token of all has nothing before it
+        rows = [{"loss": float(s), "tokens": int(n)} for s, n in zip(sums, counts, strict=True) if n]
+        return Measured(metrics, rows)
+
+    def _token_losses(self, predictor: "Predictor", split: str) -> NDArray[np.float64]:
+        """The loss of every token but the first, each with at least `context_window` tokens before it."""
+        context, size = self.evaluation.context_window, self.data.tokens_per_sample
+        if context >= size - 1:
+            raise UserError(f"evaluation.context_window = {context} leaves nothing of a block of {size} tokens")
+        last = len(self.stream(split).tokens)
+        spans = [(0, min(size, last), 1)]
+        while spans[-1][1] < last:
+            counted = spans[-1][1]
+            start = max(counted - 1 - context, 0)
+            spans.append((start, min(start + size, last), counted))
+        lengths = np.asarray([end - start for start, end, _ in spans])
+        found: dict[int, NDArray[np.float64]] = {}
+        with predictor:
+            for indices in predictor.shares(lengths, tokens=2048):  # whose logits are many
+                chosen = [spans[i] for i in indices]
+                rows = predictor.token_losses(self._rows(split, chosen))
+                for index, (start, end, counted), row in zip(indices.tolist(), chosen, rows, strict=True):
+                    found[index] = row[counted - start - 1 : end - start - 1]
+        return np.concatenate(predictor.gathered(found))

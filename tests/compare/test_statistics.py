@@ -1,0 +1,107 @@
+"""The statistics on cases whose answer is known."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.significance import PairedTest
+
+from splitstep.compare import statistics
+from splitstep.compare.statistics import LEVEL, MEASURES, corrected, difference
+
+
+def answers(rng, seeds, chance, *, noise=0.0, examples=200, difficulty=None):
+    """Right and wrong answers of runs whose skill varies by seed, on examples of varying difficulty."""
+    skill = chance + noise * rng.standard_normal(seeds)
+    level = np.zeros(examples) if difficulty is None else difficulty
+    return [
+        np.stack([rng.random(examples) < np.clip(s + level, 0, 1), np.ones(examples)], axis=1).astype(float)
+        for s in skill
+    ]
+
+
+@pytest.mark.parametrize(("seeds", "noise"), [(1, 0.0), (3, 0.0), (3, 0.02), (5, 0.02)])
+def test_two_equal_schemes_differ_by_chance_as_often_as_the_level_says(seeds, noise, monkeypatch):
+    monkeypatch.setattr(statistics, "TRIALS", 100)
+    rng = np.random.default_rng(0)
+    difficulty = 0.2 * rng.standard_normal(200)
+    pairs = ([answers(rng, seeds, 0.6, noise=noise, difficulty=difficulty) for _ in range(2)] for _ in range(200))
+    found = np.mean([difference("accuracy", *pair).p_value < LEVEL for pair in pairs])
+    assert 0.005 < found < 0.095
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_a_clear_difference_is_found(seeds):
+    rng = np.random.default_rng(1)
+    better, worse = answers(rng, seeds, 0.8, noise=0.01), answers(rng, seeds, 0.6, noise=0.01)
+    found = difference("accuracy", better, worse)
+    assert found.p_value < 0.01
+    assert found.interval[0] < found.value < found.interval[1]
+    assert found.interval[0] > 0
+    assert found.value == pytest.approx(0.2, abs=0.06)
+
+
+def test_one_seed_with_noise_in_training_is_not_said_to_be_sure():
+    """With one seed the test sees the examples alone, and says so."""
+    rng = np.random.default_rng(2)
+    assert "one seed" in difference("accuracy", answers(rng, 1, 0.6), answers(rng, 1, 0.6)).method
+
+
+@pytest.mark.parametrize("metric", MEASURES)
+def test_the_difference_of_a_scheme_to_itself_is_nothing(metric):
+    rng = np.random.default_rng(3)
+    width = 10 if metric == "bleu" else 2
+    runs = [rng.integers(1, 9, size=(30, width)).astype(float) for _ in range(3)]
+    found = difference(metric, runs, runs)
+    assert (found.value, found.p_value) == (0, 1)
+
+
+def _translations(seed, quality, count=120):
+    rng = np.random.default_rng(seed)
+    words = [f"w{i}" for i in range(50)]
+    references = [" ".join(rng.choice(words, size=12)) for _ in range(count)]
+    out = [
+        " ".join(w if rng.random() < quality else str(rng.choice(words)) for w in line.split()) for line in references
+    ]
+    return out, references
+
+
+def test_bleu_from_sums_and_its_test_agree_with_sacrebleu():
+    references = _translations(5, 1.0)[1]
+    rng = np.random.default_rng(6)
+    systems = []
+    for quality in (0.8, 0.83):
+        words = [f"w{i}" for i in range(50)]
+        systems.append(
+            [" ".join(w if rng.random() < quality else str(rng.choice(words)) for w in r.split()) for r in references]
+        )
+    measure = MEASURES["bleu"]
+    rows = [[{"hypothesis": h, "reference": r} for h, r in zip(s, references, strict=True)] for s in systems]
+    found = [measure.of_examples(r, {"convention": "detokenized", "language": "en"}) for r in rows]
+    metric = BLEU(force=True)
+    for statistics_, system in zip(found, systems, strict=True):
+        assert measure.of_sums(statistics_.sum(0)) == pytest.approx(metric.corpus_score(system, [references]).score)
+    named = [("baseline", systems[0]), ("ours", systems[1])]
+    _, theirs = PairedTest(named, {"BLEU": metric}, [references], test_type="ar", n_samples=2000)()
+    ours = difference("bleu", [found[1]], [found[0]])
+    assert ours.p_value == pytest.approx(theirs["BLEU"][1].p_value, abs=0.03)
+
+
+def test_perplexity_is_of_the_mean_loss_over_tokens_not_documents():
+    rows = [{"loss": 10.0, "tokens": 10}, {"loss": 90.0, "tokens": 30}]
+    measure = MEASURES["perplexity"]
+    assert measure.of_sums(measure.of_examples(rows, {}).sum(0)) == pytest.approx(np.exp(2.5))
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
+def test_holm_s_correction_keeps_the_order_and_never_helps(chances):
+    adjusted = corrected(chances)
+    assert all(p <= q <= 1 for p, q in zip(chances, adjusted, strict=True))
+    order = np.argsort(chances, kind="stable")
+    assert all(np.diff(np.asarray(adjusted)[order]) >= 0)
+    assert min(adjusted) == pytest.approx(min(min(chances) * len(chances), 1))
+
+
+def test_holm_s_correction_on_the_textbook_case():
+    assert corrected([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])

@@ -1,0 +1,91 @@
+"""Batches are a pure function of seed, epoch and lengths, however the work is shared."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from splitstep.data.batches import Plan, Stream
+from splitstep.data.cache import Ragged, cached
+from splitstep.solver.errors import UserError
+
+lengths = st.lists(st.integers(1, 50), min_size=1, max_size=200).map(np.asarray)
+
+
+@given(lengths, st.integers(50, 400), st.integers(0, 5))
+def test_token_batches_hold_every_example_once_and_stay_within_the_budget(lengths, tokens, epoch):
+    batches = [update.indices for update in Plan(lengths, 1, tokens=tokens).epoch(epoch)]
+    assert sorted(np.concatenate(batches)) == list(range(len(lengths)))
+    assert all(len(batch) * lengths[batch].max() <= tokens for batch in batches)
+
+
+@given(lengths, st.integers(1, 40))
+def test_batches_of_examples_are_all_of_one_size(lengths, size):
+    batches = [update.indices for update in Plan(lengths, 1, examples=size).epoch(0)]
+    seen = np.concatenate(batches)
+    assert len(set(seen.tolist())) == len(seen)
+    assert {len(batch) for batch in batches} == {min(size, len(lengths))}
+    assert len(lengths) - len(seen) < size
+
+
+def test_epochs_differ_and_repeat():
+    plan = Plan(np.arange(1, 60), 3, tokens=100)
+    first, again, second, other = (
+        [update.indices.tolist() for update in chosen.epoch(number)]
+        for chosen, number in ((plan, 0), (plan, 0), (plan, 1), (Plan(plan.lengths, 4, tokens=100), 0))
+    )
+    assert first == again
+    assert first not in (second, other)
+
+
+@given(lengths, st.integers(1, 4), st.integers(1, 3))
+def test_however_an_update_is_shared_its_examples_stay(lengths, world, accumulation):
+    plan, pieces = Plan(lengths, 0, tokens=60), world * accumulation
+    streams = [list(Stream(plan, 5, pieces=pieces, rank=rank, world=world)) for rank in range(world)]
+    assert {len(stream) for stream in streams} == {5 * accumulation}
+    for number, update in enumerate(islice(plan.updates(), 5)):
+        shares = [
+            piece
+            for stream in streams
+            for piece in stream[number * accumulation : (number + 1) * accumulation]
+            if piece.counted
+        ]
+        assert sorted(np.concatenate([piece.indices for piece in shares])) == sorted(update.indices)
+
+
+def test_what_cannot_be_batched_is_refused():
+    with pytest.raises(UserError, match="tokens_per_update = 10 is less than the longest example, 12"):
+        Plan(np.asarray([3, 12]), 0, tokens=10)
+    with pytest.raises(UserError, match="not one training example"):
+        Plan(np.asarray([], dtype=np.int64), 0, examples=1)
+
+
+@given(st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=6), max_size=12))
+def test_ragged_sequences_come_back_from_memory_and_from_a_file(tmp_path_factory, sequences):
+    path = tmp_path_factory.mktemp("ragged") / "train.source"
+    Ragged.write(path, iter(sequences))
+    for ragged in (Ragged.of(sequences), Ragged.open(path)):
+        assert [ragged[i].tolist() for i in range(len(ragged))] == sequences
+        assert ragged.lengths.tolist() == [len(sequence) for sequence in sequences]
+
+
+def test_a_cache_is_filled_once_and_never_by_halves(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPLITSTEP_CACHE", str(tmp_path))
+    calls = []
+
+    def build(folder):
+        calls.append(folder)
+        (folder / "a").write_text("made")
+        if len(calls) == 1:
+            raise RuntimeError("cut short")
+
+    with pytest.raises(RuntimeError):
+        cached({"a": 1}, build)
+    assert list(tmp_path.iterdir()) == []
+    assert (cached({"a": 1}, build) / "a").read_text() == "made"
+    cached({"a": 1}, build)
+    assert len(calls) == 2
+    cached({"a": 2}, build)
+    assert len(calls) == 3

@@ -1,0 +1,111 @@
+"""Files as users have them: packed or not, well or ill."""
+
+import gzip
+import lzma
+from pathlib import Path
+
+import pytest
+
+from splitstep.data import parallel, text
+from splitstep.data.files import LONGEST_LINE, find, lines
+from splitstep.solver.errors import UserError
+
+
+@pytest.mark.parametrize(("ending", "pack"), [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress)])
+def test_a_file_is_found_and_read_packed_or_not(tmp_path, ending, pack):
+    (tmp_path / f"a.txt{ending}").write_bytes(pack(b"eins\nzwei\n"))
+    assert list(lines(find(tmp_path, "a.txt"))) == ["eins", "zwei"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"one\ntwo\n", b"one\ntwo", b"one\r\ntwo\r\n", b"\xef\xbb\xbfone\ntwo\n"],
+    ids=["plain", "no last newline", "CRLF", "byte-order mark"],
+)
+def test_harmless_differences_of_text_files_do_not_matter(tmp_path, content):
+    (tmp_path / "a").write_bytes(content)
+    assert list(lines(tmp_path / "a")) == ["one", "two"]
+
+
+def test_an_empty_line_is_a_line(tmp_path):
+    (tmp_path / "a").write_bytes(b"one\n\ntwo\n")
+    assert list(lines(tmp_path / "a")) == ["one", "", "two"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("a", b"", "a is empty"),
+        ("a", b"fine\nb\xff\n", "a, line 2: not utf-8 at byte 2"),
+        ("a", b"fine\nb\0\n", "a, line 2: a NUL byte"),
+        ("a", b"x" * (LONGEST_LINE + 1), "a, line 1: 1,000,001 bytes in one line"),
+        ("a.gz", gzip.compress(b"some text\n" * 100)[:-20], "a.gz is damaged or cut short"),
+        ("a.gz", b"no gzip", "a.gz is damaged or cut short"),
+        ("a.xz", lzma.compress(b"some text\n" * 100)[:-20], "a.xz is damaged or cut short"),
+    ],
+)
+def test_bad_files_are_named_with_the_line(tmp_path, name, content, complaint):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=complaint):
+        list(lines(tmp_path / name))
+
+
+def test_a_missing_file_is_named_with_what_was_tried(tmp_path):
+    with pytest.raises(UserError, match=r"no file .*train.de, nor with .gz or .xz"):
+        find(tmp_path, "train.de")
+
+
+def _write(folder: Path, **files: str) -> Path:
+    for name, content in files.items():
+        (folder / name.replace("_", ".")).write_text(content)
+    return folder
+
+
+def test_unequal_line_counts_are_refused_with_both(tmp_path):
+    _write(tmp_path, t_de="a\nb\nc\n", t_en="x\n")
+    with pytest.raises(UserError, match=r"t.de has 3 lines and .*t.en has 1: they are not parallel"):
+        list(parallel.line_pairs(tmp_path, "t.{language}", ("de", "en")))
+
+
+def test_iwslt_talks_lose_their_tags_and_keep_their_sentences(tmp_path):
+    _write(
+        tmp_path,
+        t_de="<url>http</url>\n<keywords>k</keywords>\nErster &amp; Satz\n<title>T</title>\nZweiter\n",
+        t_en="<url>http</url>\n<keywords>k</keywords>\nFirst &amp; sentence\n<title>T</title>\nSecond\n",
+    )
+    pairs = list(parallel.iwslt_pairs(tmp_path, "t.{language}", ("de", "en")))
+    assert pairs == [("Erster &amp; Satz", "First &amp; sentence"), ("Zweiter", "Second")]
+    _write(
+        tmp_path, d_de='<doc>\n<seg id="1"> A &amp; B </seg>\n</doc>\n', d_en='<doc>\n<seg id="1"> C </seg>\n</doc>\n'
+    )
+    assert list(parallel.iwslt_pairs(tmp_path, "d.{language}", ("de", "en"))) == [("A & B", "C")]
+
+
+def test_tab_pairs_follow_the_order_of_languages(tmp_path):
+    _write(tmp_path, pairs="Hi.\tHallo.\nRun!\tLauf!\n")
+    assert list(parallel.tab_pairs(tmp_path, "pairs:en-de", ("de", "en"))) == [("Hallo.", "Hi."), ("Lauf!", "Run!")]
+    _write(tmp_path, pairs="Hi.\tHallo.\nRun!\n")
+    with pytest.raises(UserError, match="pairs, line 2: no tab"):
+        list(parallel.tab_pairs(tmp_path, "pairs:en-de", ("de", "en")))
+
+
+@pytest.mark.parametrize("name", text.FORMATS)
+def test_documents_together_are_the_text(tmp_path, name):
+    content = " \n = One = \n \n first ü text \n\n = Two = \n = = not a title = = \nmore\n\n\nlast\n"
+    (tmp_path / "a").write_text(content)
+    assert "".join(text.FORMATS[name](tmp_path / "a")) == content
+
+
+def test_wikitext_articles_begin_with_their_title(tmp_path):
+    (tmp_path / "a").write_text(" = One = \nx\n = = Part = = \ny\n = Two = \nz\n")
+    assert [article.split("\n")[0] for article in text.wikitext(tmp_path / "a")] == [" = One = ", " = Two = "]
+
+
+def test_a_character_may_lie_across_two_chunks(tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "CHUNK", 5)
+    content = "aäöü€𝄞bc" * 7
+    (tmp_path / "a").write_text(content)
+    assert "".join(text.whole(tmp_path / "a")) == content
+    (tmp_path / "a").write_bytes(content.encode()[:-9] + b"\xc3")
+    with pytest.raises(UserError, match="not utf-8 at byte"):
+        list(text.whole(tmp_path / "a"))

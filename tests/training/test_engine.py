@@ -1,0 +1,265 @@
+"""Training from a recipe: what is interrupted goes on as if it had not been, what is finished stays."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests import corpora
+
+from splitstep.recipe import recipe, toml
+from splitstep.solver.errors import UserError
+from splitstep.training.engine import check, evaluate, train
+from splitstep.training.run import Run
+from splitstep.training.trainer import NotFiniteError, SplitstepTrainer
+
+CLOCK = {"tokens_per_second", "data_wait", "seconds", "images_per_second"}
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPLITSTEP_CACHE", str(tmp_path / "cache"))
+
+
+def _translation(folder, **sections):
+    return corpora.translation_recipe(corpora.parallel(folder), **sections)
+
+
+def _language(folder, **sections):
+    return corpora.language_recipe(corpora.articles(folder), **sections)
+
+
+TASKS = {"translation": _translation, "language-modelling": _language}
+dropout = {"dropout": 0.2, "attention_dropout": 0.1}
+
+
+@pytest.fixture(params=TASKS)
+def tables(request, tmp_path):
+    return TASKS[request.param](tmp_path / "data", model=dropout)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model" / "model.safetensors")
+
+
+def same(one: Path, other: Path) -> None:
+    """Two runs that no one can tell apart: weights, log and results, but for the clock."""
+    first, second = weights(one), weights(other)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    logs = [[json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in (one, other)]
+    logs = [[{k: v for k, v in entry.items() if k not in CLOCK} for entry in log] for log in logs]
+    assert logs[0] == logs[1]
+    results = [json.loads((run / "results.json").read_text()) for run in (one, other)]
+    assert results[0]["metrics"] == results[1]["metrics"]
+
+
+def _losses(folder: Path) -> list[float]:
+    log = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [entry.get("loss", entry.get("eval_loss")) for entry in log]
+
+
+def files(folder: Path) -> dict[str, float]:
+    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != ".lock"}
+
+
+def test_a_run_learns_reports_what_evaluate_finds_and_is_finished_once(tables, tmp_path):
+    run = Run(tmp_path / "run")
+    outcome = train(recipe(tables), run.folder)
+    assert outcome.code == 0
+    log = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
+    losses = [entry["loss"] for entry in log if "loss" in entry]
+    assert losses[-1] < losses[0]
+    for split in ("valid", "test"):
+        again = evaluate(run, run.recipe(), split)
+        assert again["metrics"] == outcome.results["metrics"][split]
+    before = files(run.folder)
+    assert train(recipe(tables), run.folder).results == outcome.results
+    assert files(run.folder) == before
+
+
+@pytest.mark.parametrize("settings", [{}, {"workers": 2}, {"micro_batches": 2, "ema": 0.5, "final": "ema"}])
+def test_a_run_that_crashed_goes_on_to_the_same_bits(tables, tmp_path, monkeypatch, settings):
+    whole = recipe(corpora.merged(tables, {"training": {"save_every": 1, "log_every": 3, **settings}}))
+    train(whole, tmp_path / "undisturbed")
+    step = SplitstepTrainer.training_step
+    calls = iter(range(10**6))
+
+    def crashing(self, *args, **kwargs):
+        if next(calls) in (2, 4, 7):
+            raise RuntimeError("the power is gone")
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(SplitstepTrainer, "training_step", crashing)
+    crashes = 0
+    while True:
+        try:
+            train(whole, tmp_path / "disturbed")
+            break
+        except RuntimeError:
+            crashes += 1
+    assert crashes == 3
+    same(tmp_path / "undisturbed", tmp_path / "disturbed")
+
+
+def test_more_updates_than_before_go_on_where_the_run_ended(tables, tmp_path, capsys):
+    train(recipe(tables), tmp_path / "run")
+    longer = recipe(corpora.merged(tables, {"training": {"updates": 8}}))
+    results = train(longer, tmp_path / "run").results
+    assert results["updates"] == 8
+    assert "now 8 updates are asked for; the schedule 'constant' goes on" in capsys.readouterr().err
+    assert Run(tmp_path / "run").recipe().training.updates == 8
+
+
+def test_micro_batches_change_nothing_but_the_last_bits(tables, tmp_path):
+    quiet = corpora.merged(tables, {"model": {"dropout": 0.0, "attention_dropout": 0.0}})
+    train(recipe(quiet), tmp_path / "one")
+    train(recipe(corpora.merged(quiet, {"training": {"micro_batches": 3}})), tmp_path / "three")
+    # Losses, not weights: Adam makes whole steps of gradients that are zero but for their last bits.
+    one, three = (_losses(tmp_path / name) for name in ("one", "three"))
+    assert one == pytest.approx(three, rel=1e-4)
+
+
+@pytest.mark.parametrize("final", ["last", "best", "average", "ema"])
+def test_the_final_weights_are_those_asked_for(tmp_path, final):
+    tables = _language(tmp_path / "data", training={"final": final, "average": 2, "ema": 0.5, "keep": 10})
+    train(recipe(tables), tmp_path / "run")
+    found = weights(tmp_path / "run")
+    saved = {
+        int(path.name.split("-")[1]): load_file(path / ("ema.safetensors" if final == "ema" else "model.safetensors"))
+        for path in (tmp_path / "run" / "checkpoints").iterdir()
+    }
+    assert sorted(saved) == [4, 6]
+    best = json.loads((tmp_path / "run" / "results.json").read_text())["best_update"]
+    expected = {
+        "last": lambda key: saved[6][key],
+        "best": lambda key: saved[best][key],
+        "average": lambda key: (saved[4][key].double() + saved[6][key].double()).div(2).float(),
+        "ema": lambda key: saved[6][key],
+    }[final]
+    assert all(torch.equal(found[key], expected(key)) for key in saved[6] if key in found)
+
+
+def test_patience_ends_a_run_and_is_remembered(tmp_path):
+    still = {"learning_rate": 1e-30, "evaluate_every": 1, "patience": 2}  # nothing gets better
+    tables = _language(tmp_path / "data", training=still)
+    results = train(recipe(tables), tmp_path / "run").results
+    assert (results["best_update"], results["updates"]) == (1, 3)
+    (tmp_path / "run" / "results.json").unlink()
+    assert train(recipe(tables), tmp_path / "run").results["updates"] == 3
+
+
+def test_a_loss_that_is_no_number_stops_the_run_before_the_update(tables, tmp_path, monkeypatch):
+    whole = recipe(corpora.merged(tables, {"training": {"save_every": 1}}))
+    compute = SplitstepTrainer.compute_loss
+
+    def spoilt(self, *args, **kwargs):
+        loss = compute(self, *args, **kwargs)
+        return loss * float("nan") if self.state.global_step == 3 else loss
+
+    monkeypatch.setattr(SplitstepTrainer, "compute_loss", spoilt)
+    with pytest.raises(NotFiniteError, match=r"in update 4 \(epoch 1, training examples .*checkpoint-3"):
+        train(whole, tmp_path / "run")
+    saved = load_file(tmp_path / "run" / "checkpoints" / "checkpoint-3" / "model.safetensors")
+    assert all(tensor.isfinite().all() for tensor in saved.values())
+    assert not (tmp_path / "run" / "results.json").exists()
+
+
+def test_another_recipe_or_other_data_in_a_run_folder_are_refused(tables, tmp_path):
+    train(recipe(tables), tmp_path / "run")
+    other = recipe(corpora.merged(tables, {"training": {"learning_rate": 1e-4}}))
+    with pytest.raises(UserError, match=r"another recipe: training.learning_rate was 0.003, now 0.0001. --fresh"):
+        train(other, tmp_path / "run")
+    changed = next(path for path in (tmp_path / "data").iterdir() if "train" in path.name)
+    longer = recipe(corpora.merged(tables, {"training": {"updates": 9}}))
+    changed.write_bytes((tmp_path / "data" / changed.name.replace("train", "valid")).read_bytes())
+    with pytest.raises(UserError, match=f"was begun with other data: {changed.name}|they are not parallel"):
+        train(longer, tmp_path / "run")
+
+
+def test_a_folder_that_is_no_run_folder_is_left_alone(tables, tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "text.tex").write_text("x")
+    with pytest.raises(UserError, match=r"is no run folder: it has other files and no recipe\.toml"):
+        train(recipe(tables), tmp_path / "thesis")
+    with pytest.raises(UserError, match=r"text.tex is a file, not a folder"):
+        train(recipe(tables), tmp_path / "thesis" / "text.tex")
+    assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["text.tex"]
+
+
+def test_bad_data_leave_no_half_made_run_folder(tables, tmp_path):
+    wrong = recipe(corpora.merged(tables, {"data": {"train": ["missing.{language}"]}}))
+    with pytest.raises(UserError, match="no file"):
+        train(wrong, tmp_path / "run")
+    with pytest.raises(UserError, match=r"model: .*does not divide"):
+        train(recipe(corpora.merged(tables, {"model": {"num_attention_heads": 5}})), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_check_makes_one_update_and_keeps_nothing(tables, tmp_path):
+    report = check(recipe(tables))
+    assert report["validation_loss"] < report["first_loss"] * 1.5
+    assert report["updates"] == 6
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "data"]
+
+
+def test_every_task_overfits_one_batch(tables, tmp_path):
+    settings = {"updates": 120, "evaluate_every": 120, "log_every": 10, "learning_rate": 1e-2}
+    quiet = corpora.merged(tables, {"model": {"dropout": 0.0, "attention_dropout": 0.0}, "training": settings})
+    files = sorted((tmp_path / "data").iterdir())
+    for path in files:  # the training text is the validation text, and one batch
+        if "valid" in path.name:
+            path.with_name(path.name.replace("valid", "train")).write_bytes(path.read_bytes())
+    size = {"tokens_per_update": 2000, "batch_size": None} if tables["task"] == "translation" else {"batch_size": 100}
+    whole = corpora.merged(quiet, {"training": size})
+    whole["training"] = {key: value for key, value in whole["training"].items() if value is not None}
+    results = train(recipe(whole), tmp_path / "run").results
+    assert results["metrics"]["valid"]["loss"] < 0.35
+
+
+def _command(tables, tmp_path) -> list[str]:
+    (tmp_path / "recipe.toml").write_text(toml(tables))
+    return [sys.executable, "-m", "splitstep", "train", str(tmp_path / "recipe.toml"), "--out"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_run_and_the_same_command_goes_on_to_the_same_bits(tmp_path, number):
+    slow = {"updates": 40, "save_every": 3, "evaluate_every": 20, "log_every": 1, "threads": 1}
+    command = _command(_language(tmp_path / "data", model=dropout, training=slow), tmp_path)
+    subprocess.run([*command, str(tmp_path / "undisturbed")], check=True, capture_output=True, timeout=120)
+    run = tmp_path / "disturbed"
+    process = subprocess.Popen([*command, str(run)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    log = run / "metrics.jsonl"
+    until = time.monotonic() + 100
+    while not (log.exists() and len(log.read_text().splitlines()) >= 7) and time.monotonic() < until:
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    if number != signal.SIGKILL:
+        assert "stopped by a signal after update" in said
+    subprocess.run([*command, str(run)], check=True, capture_output=True, timeout=120)
+    same(tmp_path / "undisturbed", run)
+
+
+def test_two_processes_share_an_update(tmp_path):
+    tables = _translation(tmp_path / "data", training={"threads": 1})
+    command = _command(tables, tmp_path)
+    subprocess.run([*command, str(tmp_path / "one")], check=True, capture_output=True, timeout=120)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "splitstep"]
+    answer = subprocess.run([*launch, *command[3:], str(tmp_path / "two")], capture_output=True, text=True, timeout=200)
+    assert answer.returncode == 0, answer.stderr
+    assert _losses(tmp_path / "one") == pytest.approx(_losses(tmp_path / "two"), rel=1e-5)
+    results = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two")]
+    assert results[0]["metrics"]["test"]["loss"] == pytest.approx(results[1]["metrics"]["test"]["loss"], rel=1e-4)
+
+
+def test_one_process_at_a_time_writes_to_a_run_folder(tables, tmp_path):
+    run = Run(tmp_path / "run")
+    with run.locked(), pytest.raises(UserError, match="another process is at work"):
+        train(recipe(tables), tmp_path / "run")
