@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from splitstep.data.files import find, lines
+from splitstep.data.files import data_root, find, lines
 from splitstep.data.settings import Section
 from splitstep.solver.errors import UserError, lookup
 
@@ -36,9 +36,9 @@ class Vocabulary(Section):
     normalization: Literal["none", "nfc", "nfkc"] = "nfc"
     file: str | None = None  # a given WordPiece vocabulary, a token a line
 
-    def under(self, root: Path) -> "Vocabulary":
-        """The same, its file found under a folder."""
-        return self if self.file is None else self.model_copy(update={"file": str(find(root, self.file))})
+    def under(self, root: str | None) -> "Vocabulary":
+        """The same, its file found in the folder of data sets."""
+        return self if self.file is None else self.model_copy(update={"file": str(find(data_root(root), self.file))})
 
 
 def _number(settings: Vocabulary) -> int:

@@ -283,15 +283,15 @@ class Images(Task):
     # Evaluation
 
     def measure(self, predictor: "Predictor", split: str) -> Measured:
-        """Per cent of the images whose label comes first, and among the first five; each image's prediction."""
+        """The share of images whose label comes first, and among the first five; each image's prediction."""
         results: dict[int, tuple[int, int, bool, float]] = {}
         with predictor:
             for indices in predictor.shares(self.lengths(split)):
                 results |= zip(indices.tolist(), self._predicted(predictor, split, indices), strict=True)
         labels, predictions, among, losses = zip(*predictor.gathered(results), strict=True)
         metrics = {
-            "accuracy": 100 * float(np.equal(labels, predictions).mean()),
-            f"top{TOP}": 100 * float(np.mean(among)),
+            "accuracy": float(np.equal(labels, predictions).mean()),
+            f"top{TOP}": float(np.mean(among)),
             "loss": float(np.mean(losses)),
         }
         pairs = zip(labels, predictions, strict=True)
