@@ -127,7 +127,7 @@ class PreTraining(Task):
 
     def _made_from(self, *splits: str) -> dict[str, Any]:
         """What the sentences of these splits depend on."""
-        given = self.data.vocabulary.under(data_root(self.data.root)).file
+        given = self.data.vocabulary.under(self.data.root).file
         settings = {"folder", "train", "valid", "test", "valid_every", "sentences", "min_words", "vocabulary"}
         return {
             "splits": splits,
@@ -138,7 +138,7 @@ class PreTraining(Task):
 
     def _learn(self, folder: Path) -> None:
         self.say("reading the training text for its vocabulary")
-        settings = self.data.vocabulary.under(data_root(self.data.root))
+        settings = self.data.vocabulary.under(self.data.root)
         vocabulary.learn(settings, chain.from_iterable(self.documents("train"))).save(str(folder / "tokenizer.json"))
 
     @cached_property
