@@ -5,6 +5,7 @@ import tomllib
 import pytest
 from tests import corpora
 
+import splitstep
 from splitstep.models.accounting import empty_model
 from splitstep.models.presets import preset
 from splitstep.recipe import differences, load, packaged, read, recipe, schema, setting, toml, with_setting
@@ -111,6 +112,8 @@ TOLD = {
     "translation": {"vocab_size": 1000, "pad_token_id": 0, "decoder_start_token_id": 1},
     "language-modelling": {"vocab_size": 100_000},
     "images": {"num_labels": 100},
+    "text-classification": {"vocab_size": 1000, "num_labels": 2},
+    "text-matching": {"vocab_size": 1000, "num_labels": 2},
 }
 
 
@@ -120,7 +123,8 @@ def test_every_recipe_builds_all_its_models(name):
         model = dict(run.model)
         kind = task_class(run.task).kind
         config = preset(model.pop("preset", "transformer"), kind, **{**TOLD[run.task], **model})
-        assert sum(p.numel() for p in empty_model(config).parameters()) > 0, label
+        built = empty_model(config, getattr(splitstep, task_class(run.task).model_class))
+        assert sum(p.numel() for p in built.parameters()) > 0, label
     published = read(name).get("published")
     if not name.startswith("laptop/"):
         assert published["source"]
@@ -139,15 +143,23 @@ def _flat(tables, path=""):
 SMALL = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "num_hidden_layers": 2}
 
 
+FIXTURES = {
+    "translation": (corpora.parallel, corpora.translation_recipe),
+    "language-modelling": (corpora.articles, corpora.language_recipe),
+    "text-classification": (corpora.news, corpora.classification_recipe),
+    "text-matching": (corpora.papers, corpora.matching_recipe),
+}
+
+
 def _on_a_fixture(name, folder, sizes):
     """The first run of a recipe, two updates long, on the data of the fixture."""
     _, run = load(name)[0]
     tables = run.settings()
-    fixture = {"translation": corpora.translation_recipe, "language-modelling": corpora.language_recipe}[run.task]
-    make = {"translation": corpora.parallel, "language-modelling": corpora.articles}[run.task]
+    make, fixture = FIXTURES[run.task]
     data = fixture(make(folder))["data"]
     training = {"updates": 2, "evaluate_every": 1, "log_every": 1, "warmup": 0, "micro_batches": 1, "average": 1}
-    size = {"tokens_per_update": 400} if "tokens_per_update" in tables["training"] else {"batch_size": 8}
+    examples = {"batch_size": 64 if run.task in ("text-classification", "text-matching") else 8}
+    size = {"tokens_per_update": 400} if "tokens_per_update" in tables["training"] else examples
     if "adaptive_cutoffs" in tables["model"]:
         sizes = {**sizes, "adaptive_cutoffs": [10, 20], "adaptive_factor": 2}
     rate = {"learning_rate": min(tables["training"]["learning_rate"], 1e-2), "schedule": "constant"}
