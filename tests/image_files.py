@@ -4,16 +4,25 @@ import gzip
 import lzma
 import pickle
 import struct
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from tests.corpora import TINY, TRAINING, merged
 
 PACK = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
 
 
 def images(number, *, shape=(3, 32, 32), seed=0):
     return np.random.default_rng(seed).integers(0, 256, (number, *shape), dtype=np.uint8)
+
+
+def coloured(labels, *, shape=(3, 32, 32), seed=0):
+    """Images that tell their label by their colour, under some noise."""
+    pixels = images(len(labels), shape=shape, seed=seed) // 4
+    colours = np.stack((labels % 3, labels // 3 % 3, labels // 9), axis=1)[:, : shape[0], None, None]
+    return (pixels + 90 * colours).astype(np.uint8)
 
 
 def write(path: Path, content: bytes, ending: str = "") -> None:
@@ -58,8 +67,6 @@ class Python2Pickler(pickle._Pickler):
 
 
 def pickled(table) -> bytes:
-    from io import BytesIO
-
     file = BytesIO()
     Python2Pickler(file, protocol=2).dump(table)
     return file.getvalue()
@@ -98,3 +105,18 @@ WRITERS = {
     "idx": write_idx,
     "folder": write_folder,
 }
+
+
+def cifar(folder, **counts):
+    """Files train.bin and test.bin of CIFAR-10, each label of its own colour."""
+    for seed, (name, count) in enumerate((counts or {"train": 80, "test": 20}).items()):
+        labels = np.arange(count) % 10
+        write_cifar10(folder, f"{name}.bin", coloured(labels, seed=seed), labels)
+    return folder
+
+
+def images_recipe(root, **sections):
+    """A tiny classification of the fixture."""
+    names = {"train": ["train.bin"], "test": ["test.bin"], "valid_every": 7}
+    data = {"root": str(root), "format": "cifar10", **names}
+    return merged({"task": "images", "model": {**TINY, "patch_size": 8}, "data": data, "training": TRAINING}, sections)

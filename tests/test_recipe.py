@@ -3,7 +3,7 @@
 import tomllib
 
 import pytest
-from tests import corpora
+from tests import corpora, image_files
 
 import splitstep
 from splitstep.models.accounting import empty_model
@@ -146,6 +146,7 @@ SMALL = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "
 FIXTURES = {
     "translation": (corpora.parallel, corpora.translation_recipe),
     "language-modelling": (corpora.articles, corpora.language_recipe),
+    "images": (image_files.cifar, image_files.images_recipe),
     "text-classification": (corpora.news, corpora.classification_recipe),
     "text-matching": (corpora.papers, corpora.matching_recipe),
 }
@@ -157,11 +158,15 @@ def _on_a_fixture(name, folder, sizes):
     tables = run.settings()
     make, fixture = FIXTURES[run.task]
     data = fixture(make(folder))["data"]
+    if run.task == "images":
+        data |= {key: tables["data"][key] for key in ("augmentation", "image_size") if key in tables["data"]}
     training = {"updates": 2, "evaluate_every": 1, "log_every": 1, "warmup": 0, "micro_batches": 1, "average": 1}
-    examples = {"batch_size": 64 if run.task in ("text-classification", "text-matching") else 8}
+    examples = {"batch_size": 8 if run.task in ("translation", "language-modelling") else 64}
     size = {"tokens_per_update": 400} if "tokens_per_update" in tables["training"] else examples
     if "adaptive_cutoffs" in tables["model"]:
         sizes = {**sizes, "adaptive_cutoffs": [10, 20], "adaptive_factor": 2}
+    if sizes and "num_independent_layers" in tables["model"]:
+        sizes = {**sizes, "num_independent_layers": 1}
     rate = {"learning_rate": min(tables["training"]["learning_rate"], 1e-2), "schedule": "constant"}
     tables["training"].pop("epochs", None)
     context = {"context_window": 4} if run.task == "language-modelling" else {}

@@ -21,9 +21,9 @@ def bench(
     """Speed side by side, in one process, in turns, as ratios.
 
     attention: explicit attention against torch's fused kernel. evolution: attention evolved in time against attention
-    computed in every layer, with each feed-forward network. losses: the loss of an output layer chunk by chunk against
-    all logits at once. Each ratio is to the fastest reference: above 1 is faster. A precision that the machine does not
-    multiply natively is left out, and the report says which there were.
+    computed in every layer, with each feed-forward network. losses: the loss of a vocabulary in chunks or in bands
+    against all logits at once. Each ratio is to the fastest reference: above 1 is faster. A precision that the machine
+    does not multiply natively is left out, and the report says which there were.
     """
     names = BENCHES if name is None else {name: lookup("benchmark", name, BENCHES)}
     if repeats < 1:

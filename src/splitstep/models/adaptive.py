@@ -43,6 +43,7 @@ class AdaptiveSoftmax(nn.Module):
     """The log-probability of every token, p(token) = p(band) p(token | band).
 
     One softmax is over the tokens of the first band and the other bands, each of which has one over its own tokens.
+    torch's AdaptiveLogSoftmaxWithLoss is the same function, but has no weights to share and holds all logits of a band.
     """
 
     def __init__(self, config: SplitstepConfig) -> None:

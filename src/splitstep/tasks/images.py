@@ -283,7 +283,7 @@ class Images(Task):
     # Evaluation
 
     def measure(self, predictor: "Predictor", split: str) -> Measured:
-        """Per cent of the images whose label comes first, and among the first five; each image's prediction."""
+        """The share of images whose label comes first, and among the first five; each image's prediction."""
         results: dict[int, tuple[int, int, bool, float]] = {}
         with predictor:
             for indices in predictor.shares(self.lengths(split)):

@@ -219,30 +219,20 @@ class Translation(Task):
     def _beams(
         self, sources: list[NDArray[np.int32]], predictor: "Predictor", nbest: int
     ) -> Iterator[list[tuple[str, float]]]:
+        from splitstep.models.decoding import beam_search
+
         pad = vocabulary.specials(self.tokenizer)["pad"]
         ids = padded(sources, pad)
         inputs = predictor.to_device({"input_ids": ids, "attention_mask": ids != pad})
-        longest = int(self.evaluation.max_length_ratio * ids.shape[1]) + 10
-        beams = max(self.evaluation.num_beams, nbest)
-        out = predictor.model.generate(  # type: ignore[operator]
+        found = beam_search(
+            predictor.model,  # type: ignore[arg-type]
             **inputs,
-            num_beams=beams,
-            num_return_sequences=nbest,
+            num_beams=max(self.evaluation.num_beams, nbest),
+            num_return=nbest,
             length_penalty=self.evaluation.length_penalty,
-            max_new_tokens=longest,
-            do_sample=False,
-            early_stopping=False,
-            return_dict_in_generate=True,
-            output_scores=True,
+            normalization=self.evaluation.normalization,
+            max_new_tokens=int(self.evaluation.max_length_ratio * ids.shape[1]) + 10,
         )
-        texts = self.tokenizer.decode_batch(out.sequences.tolist(), skip_special_tokens=True)
-        scores = _greedy_scores(predictor.model, out) if beams == 1 else out.sequences_scores.tolist()
-        for start in range(0, len(texts), nbest):
-            best = zip(texts[start : start + nbest], scores[start : start + nbest], strict=True)
-            yield [(text.strip(), score) for text, score in best]
-
-
-def _greedy_scores(model: Any, out: Any) -> list[float]:
-    steps = model.compute_transition_scores(out.sequences, out.scores, normalize_logits=True)
-    finite = steps.isfinite()
-    return (steps.masked_fill(~finite, 0).sum(1) / finite.sum(1).clamp(min=1)).tolist()
+        for beams in found:
+            texts = self.tokenizer.decode_batch([beam.tokens for beam in beams], skip_special_tokens=True)
+            yield [(text.strip(), beam.score) for text, beam in zip(texts, beams, strict=True)]

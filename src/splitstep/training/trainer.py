@@ -366,11 +366,11 @@ def training_arguments(settings: Training, run: Run, updates: int) -> TrainingAr
 
 def optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimizer:
     """AdamW with decoupled decay, which fairseq calls Adam, or Nesterov's accelerated gradient."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    spared = [p for p in parameters if settings.decay == "matrices" and p.ndim < 2]
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    spared = [p for name, p in named if settings.decay == "matrices" and _no_matrix(name, p)]
     chosen = {id(p) for p in spared}
     groups = [
-        {"params": [p for p in parameters if id(p) not in chosen], "weight_decay": settings.weight_decay},
+        {"params": [p for _, p in named if id(p) not in chosen], "weight_decay": settings.weight_decay},
         {"params": spared, "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
@@ -379,6 +379,12 @@ def optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimizer:
     first, second = settings.betas
     # One kernel for all parameters: a third of the time of the loop over them on CPU.
     return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(first, second), eps=settings.eps, fused=True)
+
+
+def _no_matrix(name: str, parameter: Tensor) -> bool:
+    """Norms, biases, the class token and embeddings of positions."""
+    own = name.rpartition("embeddings.")[2]
+    return parameter.ndim < 2 or own.startswith(("positions", "class_token"))
 
 
 @dataclass
