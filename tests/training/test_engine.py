@@ -18,7 +18,7 @@ from splitstep.training.engine import check, evaluate, train
 from splitstep.training.run import Run
 from splitstep.training.trainer import NotFiniteError, SplitstepTrainer
 
-CLOCK = {"tokens_per_second", "data_wait", "seconds", "images_per_second"}
+CLOCK = {"tokens_per_second", "data_wait", "seconds", "images_per_second", "examples_per_second"}
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,15 @@ def _language(folder, **sections):
     return corpora.language_recipe(corpora.articles(folder), **sections)
 
 
-TASKS = {"translation": _translation, "language-modelling": _language}
+def _classification(folder, **sections):
+    return corpora.classification_recipe(corpora.news(folder), **sections)
+
+
+TASKS = {
+    "translation": _translation,
+    "language-modelling": _language,
+    "text-classification": _classification,
+}
 dropout = {"dropout": 0.2, "attention_dropout": 0.1}
 
 

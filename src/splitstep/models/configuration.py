@@ -30,6 +30,11 @@ POOLINGS = {
     "last": "the last visible particle, which in a causal model has seen all others",
     "mean": "the mean over the visible particles",
 }
+COMPARISONS = {
+    "joined": "the vectors a and b of two texts side by side",
+    "nli": "a, b, a * b and a - b (Mou et al. 2016)",
+    "symmetric": "a + b, a * b and |a - b|: which text is the first makes no difference",
+}
 HALTINGS = {"none": "every particle takes every step", "act": "each particle halts when its probabilities sum to one"}
 INITIALIZATIONS = {
     "normal": "weights and embeddings normal with `initializer_range` (BERT, GPT-2, ViT)",
@@ -146,6 +151,7 @@ class SplitstepConfig(PreTrainedConfig):
     mlm_transform: bool = True
     pooler: bool = False
     pooling: str = "first"
+    comparison: str = "nli"
 
     # Initialisation.
     initialization: str = "normal"
@@ -354,6 +360,7 @@ _NAMED: dict[str, Any] = {
     "position_embedding": POSITIONS,
     "sinusoid_ladder": LADDERS,
     "pooling": POOLINGS,
+    "comparison": COMPARISONS,
     "initialization": INITIALIZATIONS,
 }
 _SIZES = (

@@ -1,5 +1,7 @@
 """The models with their heads: what a task reads off the particles."""
 
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -268,6 +270,69 @@ class SplitstepForSequenceClassification(_Classifier):
         smoothing = _label_smoothing(kwargs)
         states = self.model(input_ids, attention_mask, use_cache=False, **kwargs)
         return self._classified(states, attention_mask, labels, num_items_in_batch, smoothing)
+
+
+def _first(a: Tensor, b: Tensor) -> Tensor:
+    return a
+
+
+def _second(a: Tensor, b: Tensor) -> Tensor:
+    return b
+
+
+def _distance(a: Tensor, b: Tensor) -> Tensor:
+    return (a - b).abs()
+
+
+# What the network sees of the vectors of two texts, by the names of COMPARISONS.
+FEATURES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], ...]] = {
+    "joined": (_first, _second),
+    "nli": (_first, _second, operator.mul, operator.sub),
+    "symmetric": (operator.add, operator.mul, _distance),
+}
+
+
+class SplitstepForSequencePairClassification(_Headed):
+    """The label of two texts that do not see each other: one model reads each, a small network compares.
+
+    The two towers of the Long Range Arena's document retrieval (Tay et al. 2021).
+    """
+
+    kinds = ("encoder", "causal")
+
+    def __init__(self, config: SplitstepConfig) -> None:
+        super().__init__(config)
+        self.pool = Pool(config)
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        width, inner = len(FEATURES[config.comparison]) * config.hidden_size, config.intermediate_size
+        self.network = nn.Sequential(nn.Linear(width, inner), nn.ReLU(), nn.Linear(inner, inner // 2), nn.ReLU())
+        self.classifier = nn.Linear(inner // 2, config.num_labels or 2)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        pair_input_ids: Tensor | None = None,
+        pair_attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> HeadOutput:
+        """Logits of the labels; `pair_...` is the second text, and the states handed out are those of the first."""
+        smoothing = _label_smoothing(kwargs)
+        texts = ((input_ids, attention_mask), (pair_input_ids, pair_attention_mask))
+        states, others = (self.model(ids, mask, use_cache=False, **kwargs) for ids, mask in texts)
+        a, b = (self.pool(x.last_hidden_state, mask) for x, (_, mask) in zip((states, others), texts, strict=True))
+        features = torch.cat([feature(a, b) for feature in FEATURES[self.config.comparison]], dim=-1)
+        logits = self.classifier(self.network(self.dropout(features)))
+        if states.ponder_cost is not None:
+            states.ponder_cost = states.ponder_cost + others.ponder_cost
+        if labels is None:
+            return self._output(states, logits, None)
+        loss = label_loss(logits, labels, self.config, num_items_in_batch, smoothing)
+        return self._output(states, logits, loss, share=share(labels, num_items_in_batch))
 
 
 class SplitstepForImageClassification(_Classifier):

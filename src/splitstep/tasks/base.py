@@ -55,7 +55,7 @@ class Task(ABC):
     Evaluation: ClassVar[type[Section]]
     kind: ClassVar[str]  # of the model
     model_class: ClassVar[str]  # a public name of the package
-    metric: ClassVar[str]  # the one that a comparison looks at
+    metric: str  # the one that a comparison looks at
     unit: ClassVar[str] = "tokens"  # what speed is counted in
     loss_options: ClassVar[Mapping[str, Any]] = {}  # further arguments of the model's forward, for its loss
 

@@ -240,8 +240,9 @@ class SplitstepTrainer(Trainer):
         """The metrics of the validation split, every example once."""
         begun = time.monotonic()
         predictor = self.predictor()
-        metrics = self.task.from_loss(predictor.mean_loss(self.task, "valid"), "valid")
-        if self.settings.select not in metrics:
+        if self.settings.select in self.task.from_loss(0.0, "valid"):
+            metrics = self.task.from_loss(predictor.mean_loss(self.task, "valid"), "valid")
+        else:
             metrics = self.task.measure(predictor, "valid").metrics
         numbers = {f"eval_{key}": value for key, value in metrics.items() if isinstance(value, int | float)}
         self.clock.pause(time.monotonic() - begun)
