@@ -41,6 +41,20 @@ def articles(folder: Path, **counts: int) -> Path:
     return folder
 
 
+def documents(folder: Path, **counts: int) -> Path:
+    """Files train.txt and so on: documents with blank lines between, each of which repeats one word."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, (split, count) in enumerate((counts or {"train": 30, "valid": 8, "test": 8}).items()):
+        rng = random.Random(number)
+        texts = []
+        for document in range(count):
+            word = DIGITS[1][document % len(DIGITS[1])]
+            lengths = [rng.randint(3, 6) for _ in range(6)]
+            texts.append("\n".join(f"{' '.join([word] * length).capitalize()} ." for length in lengths))
+        (folder / f"{split}.txt").write_text("\n\n".join(texts))
+    return folder
+
+
 TOPICS = {
     "World": ["war", "peace", "treaty", "minister"],
     "Sports": ["goal", "match", "team", "coach"],
@@ -105,6 +119,13 @@ def language_recipe(root: Path, **sections: dict) -> dict:
     names = {split: [f"wiki.{split}.tokens"] for split in ("train", "valid", "test")}
     data = {"root": str(root), "tokens_per_sample": 32, **names}
     return merged({"task": "language-modelling", "model": TINY, "data": data, "training": TRAINING}, sections)
+
+
+def pretraining_recipe(root: Path, **sections: dict) -> dict:
+    """A tiny pre-training on the fixture."""
+    names = {split: {"paragraphs": [f"{split}.txt"]} for split in ("train", "valid", "test")}
+    data = {"root": str(root), "max_length": 24, "vocabulary": {"size": 300, "lowercase": True}, **names}
+    return merged({"task": "pre-training", "model": TINY, "data": data, "training": TRAINING}, sections)
 
 
 def classification_recipe(root: Path, **sections: dict) -> dict:

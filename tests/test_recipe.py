@@ -111,6 +111,7 @@ def test_differences_name_the_keys_with_both_values():
 TOLD = {
     "translation": {"vocab_size": 1000, "pad_token_id": 0, "decoder_start_token_id": 1},
     "language-modelling": {"vocab_size": 100_000},
+    "pre-training": {"vocab_size": 30_000},
     "images": {"num_labels": 100},
     "text-classification": {"vocab_size": 1000, "num_labels": 2},
     "text-matching": {"vocab_size": 1000, "num_labels": 2},
@@ -149,6 +150,7 @@ FIXTURES = {
     "images": (image_files.cifar, image_files.images_recipe),
     "text-classification": (corpora.news, corpora.classification_recipe),
     "text-matching": (corpora.papers, corpora.matching_recipe),
+    "pre-training": (corpora.documents, corpora.pretraining_recipe),
 }
 
 
