@@ -83,7 +83,7 @@ def news(folder: Path, **counts: int) -> Path:
 
 
 def papers(folder: Path, **counts: int) -> Path:
-    """The ACL Anthology Network's pairs: texts that share their topic, or do not."""
+    """The ACL Anthology Network's pairs: texts that share their topic and then say so, or do not."""
     folder.mkdir(parents=True, exist_ok=True)
     topics = [*TOPICS.values()]
     for seed, (split, count) in enumerate((counts or {"train": 200, "valid": 20, "test": 20}).items()):
@@ -92,7 +92,9 @@ def papers(folder: Path, **counts: int) -> Path:
         for number in range(count):
             first = rng.randrange(4)
             second = first if number % 2 else (first + rng.randint(1, 3)) % 4
-            texts = (" ".join(rng.choice(topics[t]) for _ in range(rng.randint(2, 9))) for t in (first, second))
+            said = ["see", "also"] if number % 2 else []
+            words = ([rng.choice(topics[t]) for _ in range(rng.randint(2, 7))] for t in (first, second))
+            texts = (" ".join([*said, *text]) for text in words)
             rows.append("\t".join([f"{number % 2}.0", f"P{number}", f"Q{number}", *texts]) + "\n")
         (folder / f"pairs.{split}.tsv").write_text("".join(rows))
     return folder
