@@ -204,6 +204,18 @@ def test_a_vocabulary_of_another_model_is_refused(tmp_path, begun):
         train(recipe(tables(tmp_path, training={"init": str(tmp_path / "mixed")})), tmp_path / "run")
 
 
+def test_what_a_saved_configuration_leaves_out_is_known(tmp_path, begun):
+    from splitstep import SplitstepForPreTraining, preset
+
+    usual = {"vocab_size": 32768, "max_position_embeddings": 512}  # the defaults, which config.json does not repeat
+    SplitstepForPreTraining(preset("transformer", **usual, **corpora.TINY)).save_pretrained(tmp_path / "model")
+    tokenizer = (begun / "encoder" / "model" / "tokenizer.json").read_bytes()
+    (tmp_path / "model" / "tokenizer.json").write_bytes(tokenizer)
+    whole = recipe(tables(tmp_path, training={"init": str(tmp_path / "model")}, data={"max_length": 400}))
+    config = configuration(whole, task_of(whole))
+    assert usual.items() <= config.to_dict().items()
+
+
 def test_a_run_knows_again_what_it_began_with(tmp_path, begun):
     import shutil
 
@@ -229,7 +241,7 @@ def _small(tmp_path, **grid):
 
 def test_all_tasks_are_fine_tuned_once_and_set_side_by_side(tmp_path, begun):
     name = _small(tmp_path, **{"training.learning_rate": [1e-3, 1e-2]})
-    experiment = Experiment(tmp_path / "out", name, begun / "encoder", ("RTE", "STS-B"), seeds=2)
+    experiment = Experiment(tmp_path / "out", (name,), begun / "encoder", ("RTE", "STS-B"), seeds=2)
     results = fine_tune(experiment, say=lambda line: None)
     assert [row["task"] for row in results["tasks"]] == ["RTE", "STS-B"]
     for row in results["tasks"]:

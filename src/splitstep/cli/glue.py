@@ -14,7 +14,10 @@ from splitstep.cli.run import RunFolder, Settings
 def glue(
     run: RunFolder,
     settings: Settings = None,
-    recipe: Annotated[str, typer.Option(help="A recipe of the task glue; its grid is searched.")] = "laptop/glue",
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option(help="A recipe of the task glue, whose grid is searched; laptop/glue without it."),
+    ] = None,
     tasks: Annotated[str | None, typer.Option(help="Some tasks, with commas between them.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each task; as the recipe says without it.")] = None,
     from_scratch: Annotated[
@@ -36,12 +39,13 @@ def glue(
     weights = "random" if from_scratch else "trained"
     folder = out or Path("glue") / f"{run.resolve().name}{'-from-scratch' if from_scratch else ''}"
     chosen = tuple(tasks.split(",")) if tasks else ()
-    experiment = Experiment(folder, recipe, run, chosen, seeds, weights, tuple(settings or ()))
+    names = tuple(recipe or ["laptop/glue"])
+    experiment = Experiment(folder, names, run, chosen, seeds, weights, tuple(settings or ()))
     results = fine_tune(experiment, say=lambda line: typer.echo(line, err=True))
     if as_json:
         print_json(results)
         return
-    print_table(f"{run}, {weights} weights, {recipe}", [_row(row) for row in results["tasks"]])
+    print_table(f"{run}, {weights} weights, {', '.join(names)}", [_row(row) for row in results["tasks"]])
     for name, spread in results["averages"].items():
         typer.echo(f"{name}  {_shown(spread)}")
     for task, reason in results["skipped"].items():

@@ -16,7 +16,7 @@ from splitstep.solver.errors import UserError, lookup
 from splitstep.tasks.glue import GLUE, WNLI, averages, metrics_of, score
 from splitstep.training.checkpoints import write_atomically
 from splitstep.training.engine import train
-from splitstep.training.initial import initial_folder
+from splitstep.training.initial import initial_folder, known_configuration
 from splitstep.training.run import Run
 
 Say = Callable[[str], None]
@@ -37,42 +37,42 @@ class Trial:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A recipe, the model that all its runs begin with, and the folder that they lie in."""
+    """Recipes, the model that all their runs begin with, and the folder that they lie in."""
 
     folder: Path
-    recipe: str
+    recipe_names: tuple[str, ...]
     run: Path
-    tasks: tuple[str, ...] = ()  # all that the recipe has, without it
+    tasks: tuple[str, ...] = ()  # all that the recipes have, without it
     seeds: int | None = None
     weights: str = "trained"  # or random: architecture and vocabulary alone
     settings: tuple[str, ...] = ()
 
     def trials(self) -> list[Trial]:
         """All runs: every task with the first seed, then with the next."""
-        tables = recipes.with_settings(recipes.read(self.recipe), map(recipes.setting, self.settings))
+        found = [trial for name in self.recipe_names for trial in self._trials(name)]
+        for task in self.tasks:
+            lookup(f"task of {', '.join(self.recipe_names)}", task, {trial.task: trial for trial in found})
+        return sorted((trial for trial in found if trial.task in self.tasks or not self.tasks), key=lambda t: t.seed)
+
+    def _trials(self, name: str) -> Iterator[Trial]:
+        tables = recipes.with_settings(recipes.read(name), map(recipes.setting, self.settings))
         if tables.get("task") != "glue":
-            raise UserError(f"{self.recipe} is a recipe of the task {tables.get('task')}, not glue")
+            raise UserError(f"{name} is a recipe of the task {tables.get('task')}, not glue")
         tables |= {"training": tables["training"] | {"init": str(self.run.resolve()), "init_weights": self.weights}}
         grid = dict(tables.get("grid", {}))
-        known, seeds = grid.pop("data.task", list(GLUE)), grid.pop("training.seed", range(1, SEEDS + 1))
-        for task in self.tasks:
-            lookup(f"task of {self.recipe}", task, dict.fromkeys(known))
-        chosen = range(1, self.seeds + 1) if self.seeds else seeds
-        return [
-            Trial(task, label, seed, whole, self.folder / task / f"{label and f'{label},'}seed={seed}")
-            for seed in chosen
-            for task in self.tasks or known
-            for label, whole in recipes.runs(self._of(tables | {"grid": grid}, task, seed))
-        ]
+        tasks, seeds = grid.pop("data.task", list(GLUE)), grid.pop("training.seed", range(1, SEEDS + 1))
+        for seed in range(1, self.seeds + 1) if self.seeds else seeds:
+            for task in tasks:
+                for label, whole in recipes.runs(self._of(tables | {"grid": grid}, task, seed)):
+                    folder = self.folder / task / ",".join(filter(None, (label, f"seed={seed}")))
+                    yield Trial(task, label, seed, whole, folder)
 
     def _of(self, tables: dict[str, Any], task: str, seed: int) -> dict[str, Any]:
         of_task = recipes.with_settings(tables, [("data.task", task), ("training.seed", seed)])
         folder = initial_folder(recipes.recipe(of_task))
         assert folder is not None
-        known = json.loads((folder / "config.json").read_text())
-        asked = of_task["data"].get("max_length", known["max_position_embeddings"])
-        room = min(asked, known["max_position_embeddings"])
-        return recipes.with_setting(of_task, "data.max_length", room)
+        room = known_configuration(folder).max_position_embeddings
+        return recipes.with_setting(of_task, "data.max_length", min(of_task["data"].get("max_length", room), room))
 
 
 def fine_tune(experiment: Experiment, *, say: Say) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def summary(experiment: Experiment, trials: list[Trial]) -> dict[str, Any]:
     means = [averages({row["task"]: row["score"]["values"][i] for row in rows}) for i in range(seeds)]
     return {
         "run": str(experiment.run),
-        "recipe": experiment.recipe,
+        "recipes": list(experiment.recipe_names),
         "weights": experiment.weights,
         "tasks": rows,
         "averages": {name: _spread([mean[name] for mean in means]) for name in means[0]},

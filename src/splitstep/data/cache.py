@@ -1,11 +1,13 @@
 """What is made from data once and kept: token sequences, in a folder named by what they were made from."""
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,15 +87,24 @@ def cached(made_from: dict[str, Any], build: Callable[[Path], None]) -> Path:
     folder = cache_root() / key
     if folder.is_dir():
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix="unfinished-", dir=folder.parent))
-    try:
-        build(unfinished)
-        (unfinished / "made_from.json").write_text(json.dumps(made_from, indent=2))
-        unfinished.rename(folder)
-    except OSError:
-        if not folder.is_dir():  # otherwise another process was quicker
-            raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    with _alone(folder):
+        if folder.is_dir():  # another process was quicker
+            return folder
+        unfinished = Path(tempfile.mkdtemp(prefix="unfinished-", dir=folder.parent))
+        try:
+            build(unfinished)
+            (unfinished / "made_from.json").write_text(json.dumps(made_from, indent=2))
+            unfinished.rename(folder)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
     return folder
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Let one process at a time fill a folder: of the many on a machine one works and the others wait."""
+    locks = folder.parent / ".locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    with (locks / folder.name).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -24,6 +24,7 @@ from splitstep.solver.errors import UserError
 from splitstep.tasks.base import IGNORED, Batch, Measured, Task, padded
 
 if TYPE_CHECKING:
+    from splitstep.models.configuration import SplitstepConfig
     from splitstep.tasks.prediction import Predictor
 
 Texts = dict[Literal["paragraphs", "wikitext", "enwik8"], Annotated[list[str], Field(min_length=1)]]
@@ -242,6 +243,11 @@ class PreTraining(Task):
     def units(self, items: int) -> int:
         """The tokens of text, of which the masked are a share."""
         return round(items / self.data.masking.rate)
+
+    def flops_per_unit(self, config: "SplitstepConfig") -> int:
+        """Floating-point operations of a forward pass, a token; the output layer sees the masked ones alone."""
+        head = 2 * config.hidden_size * (config.vocab_size + config.hidden_size * config.mlm_transform)
+        return round(super().flops_per_unit(config) - (1 - self.data.masking.rate) * head)
 
     # What it is judged by
 

@@ -37,11 +37,12 @@ def initial_checksums(folder: Path | None) -> dict[str, str]:
 
 def initial_configuration(folder: Path, recipe: Recipe, told: dict[str, Any]) -> SplitstepConfig:
     """The configuration of the model with the labels of the data and the changes of the recipe."""
-    known = json.loads((folder / "config.json").read_text())
+    known = known_configuration(folder)
     _check_vocabulary(folder, known, told)
     chosen = dict(recipe.model)
     scheme = lookup("preset", chosen.pop("preset"), PRESETS) if "preset" in chosen else {}
-    kept = {key: value for key, value in known.items() if key not in LABELS}
+    saved = json.loads((folder / "config.json").read_text())
+    kept = {key: value for key, value in saved.items() if key not in LABELS}
     added = {key: value for key, value in told.items() if key not in ("vocab_size", "max_position_embeddings")}
     config = SplitstepConfig(**kept | added | _positions(folder, known, told) | scheme | chosen)
     kinds = getattr(splitstep, task_class(recipe.task).model_class).kinds
@@ -50,11 +51,16 @@ def initial_configuration(folder: Path, recipe: Recipe, told: dict[str, Any]) ->
     return config
 
 
-def _check_vocabulary(folder: Path, known: dict[str, Any], told: dict[str, Any]) -> None:
-    ids = {key: (known.get(key), value) for key, value in told.items() if key.endswith("_token_id")}
+def known_configuration(folder: Path) -> SplitstepConfig:
+    """The configuration of a model folder as it is."""
+    return SplitstepConfig.from_pretrained(folder)
+
+
+def _check_vocabulary(folder: Path, known: SplitstepConfig, told: dict[str, Any]) -> None:
+    ids = {key: (getattr(known, key), value) for key, value in told.items() if key.endswith("_token_id")}
     wrong = [f"{key} {was} and {now}" for key, (was, now) in ids.items() if was is not None and was != now]
-    if told.get("vocab_size", 0) > known.get("vocab_size", 0):
-        wrong.append(f"{known.get('vocab_size')} and {told['vocab_size']} tokens")
+    if told.get("vocab_size", 0) > known.vocab_size:
+        wrong.append(f"{known.vocab_size} and {told['vocab_size']} tokens")
     if wrong:
         raise UserError(
             f"training.init: the vocabulary in {folder} belongs to another model: "
@@ -62,10 +68,10 @@ def _check_vocabulary(folder: Path, known: dict[str, Any], told: dict[str, Any])
         )
 
 
-def _positions(folder: Path, known: dict[str, Any], told: dict[str, Any]) -> dict[str, int]:
+def _positions(folder: Path, known: SplitstepConfig, told: dict[str, Any]) -> dict[str, int]:
     """The longer of what the model had and what the data need, which learned positions cannot be."""
-    has, needs = int(known["max_position_embeddings"]), int(told.get("max_position_embeddings", 0))
-    if needs > has and known.get("position_embedding") == "learned":
+    has, needs = known.max_position_embeddings, told.get("max_position_embeddings", 0)
+    if needs > has and known.position_embedding == "learned":
         raise UserError(
             f"training.init: the data have up to {needs} tokens, and the model in {folder} positions for {has}"
         )

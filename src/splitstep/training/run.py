@@ -132,7 +132,7 @@ class Run:
 
 def environment() -> dict[str, Any]:
     """Versions, commit and machine: what a number depends on beside the recipe."""
-    packages = ("torch", "transformers", "accelerate", "tokenizers", "numpy", "sacrebleu")
+    packages = ("torch", "transformers", "accelerate", "tokenizers", "numpy", "sacrebleu", "scikit-learn", "scipy")
     return {
         "splitstep": __version__,
         "commit": _commit(),
