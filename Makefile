@@ -6,8 +6,8 @@ READY := .venv/.ready
 help:           ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-demo: $(READY)  ## the order of accuracy of every scheme, derived and measured
-	$(BIN)/splitstep order
+demo: $(READY)  ## five schemes compared on three tasks, with a report
+	$(BIN)/splitstep demo --out demo
 
 test: $(READY)  ## the default test suite
 	$(BIN)/pytest -q -n 2
@@ -28,7 +28,7 @@ bench: $(READY) ## speed and memory, as ratios
 docs: $(READY)  ## the documentation as HTML in docs/_build
 	$(BIN)/sphinx-build -q -W docs docs/_build
 
-tables: $(READY) ## rewrite the tables of README.md from the data
+tables: $(READY) ## rewrite the tables of README.md and docs/ from the data
 	$(BIN)/python docs/tables.py --write
 
 setup: $(READY) ## the environment .venv with pinned dependencies

@@ -41,6 +41,63 @@ def articles(folder: Path, **counts: int) -> Path:
     return folder
 
 
+def documents(folder: Path, **counts: int) -> Path:
+    """Files train.txt and so on: documents with blank lines between, each of which repeats one word."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, (split, count) in enumerate((counts or {"train": 30, "valid": 8, "test": 8}).items()):
+        rng = random.Random(number)
+        texts = []
+        for document in range(count):
+            word = DIGITS[1][document % len(DIGITS[1])]
+            lengths = [rng.randint(3, 6) for _ in range(6)]
+            texts.append("\n".join(f"{' '.join([word] * length).capitalize()} ." for length in lengths))
+        (folder / f"{split}.txt").write_text("\n\n".join(texts))
+    return folder
+
+
+TOPICS = {
+    "World": ["war", "peace", "treaty", "minister"],
+    "Sports": ["goal", "match", "team", "coach"],
+    "Business": ["profit", "shares", "bank", "oil"],
+    "Sci/Tech": ["chip", "planet", "software", "robot"],
+}
+
+
+def news(folder: Path, **counts: int) -> Path:
+    """AG News: classes.txt, train.csv and so on, whose descriptions are words of their topic among others."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "classes.txt").write_text("".join(f"{topic}\n" for topic in TOPICS))
+    for seed, (split, count) in enumerate((counts or {"train": 200, "valid": 20, "test": 20}).items()):
+        rng = random.Random(seed)
+        rows = []
+        for _ in range(count):
+            number = rng.randrange(4)
+            words = [rng.choice([*TOPICS.values()][number]) for _ in range(3)]
+            words += [rng.choice(["the", "a", "of", "says", "new"]) for _ in range(rng.randint(1, 9))]
+            rng.shuffle(words)
+            rows.append(f'"{number + 1}","Title","{" ".join(words)}"\n')
+        (folder / f"{split}.csv").write_text("".join(rows))
+    return folder
+
+
+def papers(folder: Path, **counts: int) -> Path:
+    """The ACL Anthology Network's pairs: texts that share their topic and then say so, or do not."""
+    folder.mkdir(parents=True, exist_ok=True)
+    topics = [*TOPICS.values()]
+    for seed, (split, count) in enumerate((counts or {"train": 200, "valid": 20, "test": 20}).items()):
+        rng = random.Random(seed)
+        rows = []
+        for number in range(count):
+            first = rng.randrange(4)
+            second = first if number % 2 else (first + rng.randint(1, 3)) % 4
+            said = ["see", "also"] if number % 2 else []
+            words = ([rng.choice(topics[t]) for _ in range(rng.randint(2, 7))] for t in (first, second))
+            texts = (" ".join([*said, *text]) for text in words)
+            rows.append("\t".join([f"{number % 2}.0", f"P{number}", f"Q{number}", *texts]) + "\n")
+        (folder / f"pairs.{split}.tsv").write_text("".join(rows))
+    return folder
+
+
 TINY = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
 TRAINING = {"updates": 6, "batch_size": 8, "learning_rate": 3e-3, "evaluate_every": 4, "log_every": 2}
 
@@ -62,6 +119,27 @@ def language_recipe(root: Path, **sections: dict) -> dict:
     names = {split: [f"wiki.{split}.tokens"] for split in ("train", "valid", "test")}
     data = {"root": str(root), "tokens_per_sample": 32, **names}
     return merged({"task": "language-modelling", "model": TINY, "data": data, "training": TRAINING}, sections)
+
+
+def pretraining_recipe(root: Path, **sections: dict) -> dict:
+    """A tiny pre-training on the fixture."""
+    names = {split: {"paragraphs": [f"{split}.txt"]} for split in ("train", "valid", "test")}
+    data = {"root": str(root), "max_length": 24, "vocabulary": {"size": 300, "lowercase": True}, **names}
+    return merged({"task": "pre-training", "model": TINY, "data": data, "training": TRAINING}, sections)
+
+
+def classification_recipe(root: Path, **sections: dict) -> dict:
+    """A tiny classifier of the fixture's news."""
+    names = {split: [f"{split}.csv"] for split in ("train", "valid", "test")}
+    data = {"root": str(root), "format": "ag-news", "max_length": 12, "vocabulary": {"kind": "word"}, **names}
+    return merged({"task": "text-classification", "model": TINY, "data": data, "training": TRAINING}, sections)
+
+
+def matching_recipe(root: Path, **sections: dict) -> dict:
+    """Two tiny towers over the fixture's papers."""
+    names = {split: [f"pairs.{split}.tsv"] for split in ("train", "valid", "test")}
+    data = {"root": str(root), "format": "aan", "max_length": 12, "vocabulary": {"kind": "word"}, **names}
+    return merged({"task": "text-matching", "model": TINY, "data": data, "training": TRAINING}, sections)
 
 
 def merged(tables: dict, sections: dict) -> dict:

@@ -5,6 +5,7 @@ import tomllib
 import pytest
 from tests import corpora, image_files
 
+import splitstep
 from splitstep.models.accounting import empty_model
 from splitstep.models.presets import preset
 from splitstep.recipe import differences, load, packaged, read, recipe, schema, setting, toml, with_setting
@@ -110,7 +111,10 @@ def test_differences_name_the_keys_with_both_values():
 TOLD = {
     "translation": {"vocab_size": 1000, "pad_token_id": 0, "decoder_start_token_id": 1},
     "language-modelling": {"vocab_size": 100_000},
+    "pre-training": {"vocab_size": 30_000},
     "images": {"num_labels": 100},
+    "text-classification": {"vocab_size": 1000, "num_labels": 2},
+    "text-matching": {"vocab_size": 1000, "num_labels": 2},
 }
 
 
@@ -120,7 +124,8 @@ def test_every_recipe_builds_all_its_models(name):
         model = dict(run.model)
         kind = task_class(run.task).kind
         config = preset(model.pop("preset", "transformer"), kind, **{**TOLD[run.task], **model})
-        assert sum(p.numel() for p in empty_model(config).parameters()) > 0, label
+        built = empty_model(config, getattr(splitstep, task_class(run.task).model_class))
+        assert sum(p.numel() for p in built.parameters()) > 0, label
     published = read(name).get("published")
     if not name.startswith("laptop/"):
         assert published["source"]
@@ -143,6 +148,9 @@ FIXTURES = {
     "translation": (corpora.parallel, corpora.translation_recipe),
     "language-modelling": (corpora.articles, corpora.language_recipe),
     "images": (image_files.cifar, image_files.images_recipe),
+    "text-classification": (corpora.news, corpora.classification_recipe),
+    "text-matching": (corpora.papers, corpora.matching_recipe),
+    "pre-training": (corpora.documents, corpora.pretraining_recipe),
 }
 
 
@@ -155,7 +163,7 @@ def _on_a_fixture(name, folder, sizes):
     if run.task == "images":
         data |= {key: tables["data"][key] for key in ("augmentation", "image_size") if key in tables["data"]}
     training = {"updates": 2, "evaluate_every": 1, "log_every": 1, "warmup": 0, "micro_batches": 1, "average": 1}
-    examples = {"batch_size": 64 if run.task == "images" else 8}
+    examples = {"batch_size": 8 if run.task in ("translation", "language-modelling") else 64}
     size = {"tokens_per_update": 400} if "tokens_per_update" in tables["training"] else examples
     if "adaptive_cutoffs" in tables["model"]:
         sizes = {**sizes, "adaptive_cutoffs": [10, 20], "adaptive_factor": 2}

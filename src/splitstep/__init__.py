@@ -21,6 +21,7 @@ _HOMES = {
     "SplitstepForMaskedLM": "splitstep.models.heads",
     "SplitstepForPreTraining": "splitstep.models.heads",
     "SplitstepForSequenceClassification": "splitstep.models.heads",
+    "SplitstepForSequencePairClassification": "splitstep.models.heads",
     "SplitstepForCausalLM": "splitstep.models.heads",
     "SplitstepForConditionalGeneration": "splitstep.models.heads",
     "SplitstepForImageClassification": "splitstep.models.heads",
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from splitstep.models.heads import SplitstepForMaskedLM as SplitstepForMaskedLM
     from splitstep.models.heads import SplitstepForPreTraining as SplitstepForPreTraining
     from splitstep.models.heads import SplitstepForSequenceClassification as SplitstepForSequenceClassification
+    from splitstep.models.heads import SplitstepForSequencePairClassification as SplitstepForSequencePairClassification
     from splitstep.models.presets import preset as preset
     from splitstep.models.published import load_published as load_published
 

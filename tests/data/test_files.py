@@ -43,6 +43,7 @@ def test_an_empty_line_is_a_line(tmp_path):
         ("a.gz", b"no gzip", "a.gz is damaged or cut short"),
         ("a.xz", lzma.compress(b"some text\n" * 100)[:-20], "a.xz is damaged or cut short"),
     ],
+    ids=["empty", "not UTF-8", "NUL", "long line", "cut gz", "no gz", "cut xz"],
 )
 def test_bad_files_are_named_with_the_line(tmp_path, name, content, complaint):
     (tmp_path / name).write_bytes(content)
@@ -89,11 +90,11 @@ def test_tab_pairs_follow_the_order_of_languages(tmp_path):
         list(parallel.tab_pairs(tmp_path, "pairs:en-de", ("de", "en")))
 
 
-@pytest.mark.parametrize("name", text.FORMATS)
+@pytest.mark.parametrize("name", [name for name, entry in text.FORMATS.items() if not entry.packaged])
 def test_documents_together_are_the_text(tmp_path, name):
     content = " \n = One = \n \n first ü text \n\n = Two = \n = = not a title = = \nmore\n\n\nlast\n"
     (tmp_path / "a").write_text(content)
-    assert "".join(text.FORMATS[name](tmp_path / "a")) == content
+    assert "".join(text.FORMATS[name].documents(tmp_path, "a")) == content
 
 
 def test_wikitext_articles_begin_with_their_title(tmp_path):

@@ -36,6 +36,16 @@ def test_bytes_are_their_own_tokens():
     assert (ids - len(SPECIALS)).tolist() == list("aü".encode())
 
 
+def test_grey_values_and_listops_symbols_are_vocabularies_of_their_own():
+    grey = learnt(kind="grey")
+    assert (next(vocabulary.encode(grey, ["0 255 7"])) - len(SPECIALS)).tolist() == [0, 255, 7]
+    listops = learnt(kind="listops")
+    assert listops.get_vocab_size() == len(SPECIALS) + 15
+    with_, without = vocabulary.encode(listops, ["( ( ( [MAX 1 ) 2 ) ] )", "[MAX 1 2 ]"])
+    assert with_.tolist() == without.tolist()
+    assert SPECIALS["unk"] not in [listops.id_to_token(token) for token in with_]
+
+
 def test_words_are_sorted_by_frequency_behind_the_special_tokens():
     tokenizer = vocabulary.learn(Vocabulary(kind="word", size="all"), ["b a b c b a", "c <unk> d"])
     words = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)

@@ -129,6 +129,19 @@ SETTINGS = [
 ]
 
 
+def counted(config):
+    """The operations that torch counts in a pass, and the particles of it."""
+    if config.kind == "image":
+        batch, particles = {"pixel_values": torch.randn(1, 3, 32, 32)}, 17
+    else:
+        ids, particles = torch.randint(60, (1, 16)), 16
+        batch = {"input_ids": ids} | ({"decoder_input_ids": ids} if config.kind == "seq2seq" else {})
+    model = COUNTED[config.kind](config).eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(**batch, use_cache=False)
+    return counter.get_total_flops(), particles
+
+
 @pytest.mark.parametrize("more", SETTINGS)
 @pytest.mark.parametrize(("name", "kind"), [(name, kind) for name in PRESETS for kind in KINDS])
 def test_operations_are_those_that_torch_counts(name, kind, more, monkeypatch):
@@ -140,15 +153,17 @@ def test_operations_are_those_that_torch_counts(name, kind, more, monkeypatch):
     )
     evolved = (PRESETS[name] | more).get("attention") == "evolved"
     config = small(name, kind, **{"attn_implementation": "auto" if evolved else "eager"} | more)
-    model = COUNTED[kind](config).eval()
-    if kind == "image":
-        batch, particles = {"pixel_values": torch.randn(1, 3, 32, 32)}, 17
-    else:
-        ids, particles = torch.randint(60, (1, 16)), 16
-        batch = {"input_ids": ids} | ({"decoder_input_ids": ids} if kind == "seq2seq" else {})
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(**batch, use_cache=False)
-    assert flops_per_token(config) * particles == pytest.approx(counter.get_total_flops(), abs=particles)
+    total, particles = counted(config)
+    assert flops_per_token(config) * particles == pytest.approx(total, abs=particles)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("cutoffs", [[5], [10, 20, 30]])
+def test_operations_of_an_adaptive_vocabulary_are_those_of_all_its_bands(cutoffs, tied):
+    more = {"adaptive_cutoffs": cutoffs, "adaptive_factor": 3, "tie_word_embeddings": tied}
+    config = small("transformer", "causal", **more, attn_implementation="eager")
+    total, particles = counted(config)
+    assert flops_per_token(config) * particles == total
 
 
 def test_evaluations_a_layer_count_sub_steps_stages_and_inner_steps():

@@ -6,6 +6,7 @@ from splitstep import SplitstepConfig, SplitstepModel, preset
 from splitstep.models.presets import KINDS, PRESETS
 from splitstep.solver.errors import UserError
 
+ADAPTIVE = {"kind": "causal", "vocab_size": 100, "adaptive_cutoffs": [10, 20]}
 EVERY = [(name, kind) for name in PRESETS for kind in KINDS]
 
 
@@ -15,6 +16,11 @@ def test_every_preset_is_a_configuration_of_every_kind(name, kind):
     assert config.kind == kind
     assert config.is_encoder_decoder == (kind == "seq2seq")
     assert SplitstepConfig(**config.to_dict()).to_dict() == config.to_dict()
+
+
+def test_the_bands_of_a_vocabulary_are_read_off_its_cutoffs():
+    assert SplitstepConfig(**ADAPTIVE).adaptive_bands == ((0, 10, 512), (10, 20, 128), (20, 100, 32))
+    assert SplitstepConfig().adaptive_bands == ((0, 32768, 512),)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +54,22 @@ def test_every_preset_is_a_configuration_of_every_kind(name, kind):
         ({"kind": "seq2seq", "integrator": "dopri5"}, r"choose a fixed-step integrator"),
         ({"attn_implementation": "flash"}, r"unknown attn_implementation 'flash'; choose from auto, sdpa, eager"),
         ({"position_embedding": "rotary", "hidden_size": 24}, r"rotary positions need an even head width, got 3"),
+        ({"adaptive_cutoffs": [10]}, r"adaptive_cutoffs is for kind 'causal', not 'encoder'"),
+        (ADAPTIVE | {"adaptive_cutoffs": (10, 20)}, r"adaptive_cutoffs must be list\[int\] or None, got \(10, 20\)"),
+        (
+            ADAPTIVE | {"adaptive_cutoffs": [10, "20"]},
+            r"adaptive_cutoffs must be list\[int\] or None, got \[10, '20'\]",
+        ),
+        (ADAPTIVE | {"adaptive_cutoffs": [20, 10]}, r"must ascend between 0 and vocab_size = 100, got \[20, 10\]"),
+        (ADAPTIVE | {"adaptive_cutoffs": [10, 100]}, r"must ascend between 0 and vocab_size = 100, got \[10, 100\]"),
+        (ADAPTIVE | {"adaptive_cutoffs": [0, 10]}, r"must ascend between 0 and"),
+        (ADAPTIVE | {"adaptive_cutoffs": []}, r"must ascend between 0 and"),
+        (ADAPTIVE | {"adaptive_factor": 0}, r"adaptive_factor must be at least 1"),
+        (ADAPTIVE | {"adaptive_factor": 23}, r"the last of 3 bands has no channel left of hidden_size = 512"),
+        (ADAPTIVE | {"adaptive_dropout": 1.0}, r"adaptive_dropout must lie in \[0, 1\)"),
+        (ADAPTIVE | {"lm_head_bias": True}, r"an adaptive softmax has no lm_head_bias"),
+        ({"adaptive_factor": 2}, r"adaptive_factor is for a vocabulary with adaptive_cutoffs"),
+        ({"adaptive_dropout": 0.2}, r"adaptive_dropout is for a vocabulary with adaptive_cutoffs"),
         ({"kind": "image"}, r"images have learned positions or none"),
         (
             {"kind": "image", "position_embedding": "learned", "image_size": 30},

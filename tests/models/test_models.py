@@ -13,6 +13,7 @@ from transformers.utils.generic import find_labels
 
 import splitstep
 from splitstep import preset
+from splitstep.fields.attention import Attention
 from splitstep.models.heads import Pool
 from splitstep.models.presets import PRESETS
 from splitstep.solver.errors import UserError
@@ -244,7 +245,7 @@ def test_micro_batches_of_unequal_size_add_up_to_the_update(model):
 
 @pytest.mark.parametrize("model", HEADS)
 def test_the_ponder_cost_of_an_update_is_counted_once(model):
-    made, given = build(model, halting="act", ponder_weight=1.0), batch(model, 4) | labels(model, 4)
+    made, given = build(model, halting="act", ponder_weight=1.0).train(), batch(model, 4) | labels(model, 4)
     parts = [made(**part(given, rows), **counts(model, given)).loss for rows in (slice(0, 1), slice(1, 4))]
     torch.testing.assert_close(sum(parts), made(**given).loss)
 
@@ -370,6 +371,17 @@ def test_gradient_checkpointing_enabled_by_hugging_face_changes_no_gradient(mode
         made(**inputs).loss.backward()
         found.append([parameter.grad.clone() for parameter in made.parameters()])
     assert all(torch.equal(plain, kept) for plain, kept in zip(*found, strict=True))
+
+
+def test_xavier_starts_queries_keys_and_values_as_one_matrix():
+    made = build("SplitstepForConditionalGeneration", hidden_size=64, initialization="xavier")
+    found = [module for module in made.modules() if isinstance(module, Attention)]
+    assert found
+    for module in found:
+        for projection in (module.q_proj, module.k_proj, module.v_proj):
+            limit = (6 / (3 * 64 + 64)) ** 0.5
+            assert projection.weight.abs().max().item() == pytest.approx(limit, rel=0.01)
+        assert module.out_proj.weight.abs().max().item() == pytest.approx((6 / (64 + 64)) ** 0.5, rel=0.01)
 
 
 @pytest.mark.parametrize("tied", [True, False])

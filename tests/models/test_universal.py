@@ -89,15 +89,16 @@ class TestHalting:
             cost = model(IDS).ponder_cost
         torch.testing.assert_close(cost, torch.full((3,), 2.0))  # one step, and all of the probability left
 
-    def test_the_ponder_cost_joins_the_loss_and_padding_costs_nothing(self):
-        config = preset("universal", **SIZES, halting="act", ponder_weight=0.5)
-        model = SplitstepForMaskedLM(config).eval()
+    def test_the_ponder_cost_joins_the_loss_that_is_trained_and_no_other(self):
+        model = SplitstepForMaskedLM(preset("universal", **SIZES, halting="act", ponder_weight=0.5))
+        with torch.no_grad():
+            trained, measured = model.train()(IDS, labels=IDS), model.eval()(IDS, labels=IDS)
+        torch.testing.assert_close(trained.loss, measured.loss + 0.5 * measured.ponder_cost.mean())
+
+    def test_padding_costs_nothing(self):
+        model = universal(halting="act")
         mask = torch.ones_like(IDS)
         mask[0, 3:] = 0
         with torch.no_grad():
-            out = model(IDS, attention_mask=mask, labels=IDS)
-            alone = model(IDS[:1, :3])
-            config.ponder_weight = 0.0
-            bare = model(IDS, attention_mask=mask, labels=IDS)
-        torch.testing.assert_close(out.loss, bare.loss + 0.5 * out.ponder_cost.mean())
-        torch.testing.assert_close(out.ponder_cost[:1], alone.ponder_cost, atol=1e-5, rtol=0)
+            padded, alone = model(IDS, attention_mask=mask), model(IDS[:1, :3])
+        torch.testing.assert_close(padded.ponder_cost[:1], alone.ponder_cost, atol=1e-5, rtol=0)

@@ -14,6 +14,7 @@ KNOWN_ORDERS = {
     "strang": 2,
     "strang_attention": 2,
     "parallel": inf,
+    "parallel_then_coupling": 1,
     "suzuki4": 4,
 }
 

@@ -72,22 +72,25 @@ def params(
     num_hidden_layers=12 num_independent_layers=4 num_labels=100
     """
     chosen = dict(map(setting, settings or []))
+    counted = None
     if name in PRESETS:
         model = {"preset": name, "kind": "encoder"} | chosen
     elif name in packaged() or name.endswith(".toml"):
         tables = read(name)
         whole = recipe({key: value for key, value in tables.items() if key != "grid"})
         model = {"kind": task_class(whole.task).kind} | whole.model | chosen
+        counted = task_class(whole.task).model_class
     else:
         raise unknown("preset or recipe", name, [*PRESETS, *packaged()])
     kind, scheme = str(model.pop("kind")), str(model.pop("preset", "transformer"))
     lookup("preset", scheme, PRESETS)
     lookup("kind", kind, KINDS)
 
+    import splitstep
     from splitstep.models.accounting import account
     from splitstep.models.presets import preset
 
-    report = account(preset(scheme, kind, **model))
+    report = account(preset(scheme, kind, **model), getattr(splitstep, counted) if counted else None)
     if as_json:
         print_json(report)
         return

@@ -57,7 +57,7 @@ def train(
     Example: splitstep train laptop/multi30k-en-de training.seed=2 --out runs/second
     """
     runs = recipes.load(name, settings or [])
-    base = out or Path("runs") / _folder_name(name, settings or [])
+    base = out or Path("runs") / folder_name(name, settings or [])
     if fresh:
         base = _beside(base)
 
@@ -105,7 +105,8 @@ def changed(recipe: recipes.Recipe, settings: list[str]) -> recipes.Recipe:
     return recipes.recipe(tables)
 
 
-def _folder_name(name: str, settings: list[str]) -> str:
+def folder_name(name: str, settings: list[str]) -> str:
+    """A folder for a recipe under these settings, the same for the same command."""
     stem = name if name in recipes.packaged() else Path(name).stem
     if not settings:
         return stem

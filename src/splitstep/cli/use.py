@@ -1,4 +1,4 @@
-"""Commands that use a finished model on lines of text: translate."""
+"""Commands that use a finished model on lines of text: translate, classify."""
 
 import sys
 from collections.abc import Iterator
@@ -10,6 +10,7 @@ import typer
 from splitstep.cli.app import app
 from splitstep.cli.run import RunFolder, changed
 from splitstep.solver.errors import UserError
+from splitstep.tasks import task_class
 
 Batch = Annotated[int, typer.Option("--batch", min=1, help="Lines taken at a time.")]
 
@@ -64,3 +65,44 @@ def translate(
                 typer.echo(line if nbest == 1 else f"{number}\t{score:.4f}\t{line}")
             number += 1
         sys.stdout.flush()
+
+
+@app.command()
+def classify(
+    folder: RunFolder,
+    batch: Batch = 64,
+) -> None:
+    """Label stdin on stdout, `label TAB probability` for each line, in order.
+
+    A task with two texts takes them with a tab between them. An empty line gives an empty line, and a model of numbers
+    the number alone.
+
+    Example: echo 'Shares of the bank rose by two per cent.' | splitstep classify runs/laptop/ag-news
+    """
+    from splitstep.tasks.classification import Classification
+    from splitstep.training.run import Run
+
+    run = Run.existing(folder)
+    recipe = run.recipe()
+    if not issubclass(task_class(recipe.task), Classification):
+        raise UserError(f"{folder} is a run of the task {recipe.task}, not of one that labels texts")
+
+    from splitstep.training.engine import loaded
+
+    task, predictor = loaded(run, recipe)
+    assert isinstance(task, Classification)
+    number = 0
+    for lines in _input_lines(batch):
+        rows = []
+        for line in lines:
+            number += 1
+            if line.strip():
+                rows.append(task.texts_of(line, place=f"line {number}"))
+        found = iter(task.classified(rows, predictor) if rows else [])
+        for line in lines:
+            typer.echo(_labelled(*next(found)) if line.strip() else "")
+        sys.stdout.flush()
+
+
+def _labelled(label: str, probability: float | None) -> str:
+    return label if probability is None else f"{label}\t{probability:.4f}"

@@ -81,11 +81,13 @@ def compare(experiment: Experiment, *, say: Say) -> dict[str, Any]:
 def _codes(experiment: Experiment, jobs: list[tuple[Contestant, int, Path]], say: Say) -> Iterator[int]:
     """The exit code of each run, as they end."""
     if experiment.jobs == 1:  # signals reach the main thread only
-        for job in jobs:
-            yield _in_this_process(experiment, *job, say)
+        for rival, seed, folder in jobs:
+            yield _in_this_process(rival, seed, folder, say)
         return
     with ThreadPoolExecutor(experiment.jobs) as pool:
-        yield from pool.map(lambda job: _in_another_process(experiment, *job, say), jobs)
+        begun = [pool.submit(_in_another_process, *job, experiment.jobs, say) for job in jobs]
+        for future in begun:
+            yield future.result()
 
 
 def _seeded(rival: Contestant, seed: int) -> Recipe:
@@ -94,17 +96,17 @@ def _seeded(rival: Contestant, seed: int) -> Recipe:
     return recipe(tables)
 
 
-def _in_this_process(experiment: Experiment, rival: Contestant, seed: int, folder: Path, say: Say) -> int:
+def _in_this_process(rival: Contestant, seed: int, folder: Path, say: Say) -> int:
     from splitstep.training.engine import train
 
     return _noted(folder, say, lambda: train(_seeded(rival, seed), folder, name=f"{rival.scheme.name} {seed}").code)
 
 
-def _in_another_process(experiment: Experiment, rival: Contestant, seed: int, folder: Path, say: Say) -> int:
+def _in_another_process(rival: Contestant, seed: int, folder: Path, jobs: int, say: Say) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     wanted = folder.parent / f"seed-{seed}.toml"
     write_atomically(wanted, toml(_seeded(rival, seed).settings()))
-    threads = str(max((os.cpu_count() or 1) // experiment.jobs, 1))
+    threads = str(max((os.cpu_count() or 1) // jobs, 1))
     command = [sys.executable, "-m", "splitstep", "train", str(wanted), "--out", str(folder)]
 
     def trained() -> int:

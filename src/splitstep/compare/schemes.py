@@ -58,7 +58,8 @@ def contestants(whole: Recipe, names: list[str], match: str) -> list[Contestant]
         run = with_scheme(whole, scheme, **adjusted)
         config = configuration(run, task)
         shown = {key: value for section in adjusted.values() for key, value in section.items()}
-        return Contestant(scheme, run, parameters(empty_model(config)).total, task.flops_per_unit(config), shown)
+        counts = parameters(empty_model(config)).total, task.flops_per_unit(config)
+        return Contestant(scheme, run, *counts, shown)
 
     plain = [counted(Scheme.named(name)) for name in names]
     rule = lookup("match", match, MATCHES)

@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from xml.sax.saxutils import unescape
 
 from splitstep.data.files import find, lines
+from splitstep.data.packaged import cldr_files, cldr_pairs
 from splitstep.solver.errors import UserError
 
 Pair = tuple[str, str]
@@ -70,16 +72,27 @@ def tab_pairs(folder: Path, pattern: str, languages: Pair) -> Iterator[Pair]:
         yield cells[first], cells[second]
 
 
+def _tab_file(folder: Path, pattern: str, languages: Pair) -> tuple[Path, ...]:
+    return (find(folder, pattern.partition(":")[0]),)
+
+
+@dataclass(frozen=True)
+class Format:
+    """How parallel text is stored: the pairs that a name stands for, and the files they are read from."""
+
+    pairs: Callable[[Path, str, Pair], Iterator[Pair]]
+    files: Callable[[Path, str, Pair], tuple[Path, ...]] = _two_files
+    packaged: bool = False  # comes with a Python package, so there is no folder
+
+
 # A new format of parallel text is one entry.
-FORMATS: dict[str, Callable[[Path, str, Pair], Iterator[Pair]]] = {
-    "lines": line_pairs,
-    "iwslt": iwslt_pairs,
-    "tsv": tab_pairs,
+FORMATS = {
+    "lines": Format(line_pairs),
+    "iwslt": Format(iwslt_pairs),
+    "tsv": Format(tab_pairs, _tab_file),
+    "cldr": Format(
+        lambda folder, part, languages: cldr_pairs(languages, part),
+        lambda folder, part, languages: tuple(cldr_files()),
+        packaged=True,
+    ),
 }
-
-
-def files_of(folder: Path, format: str, pattern: str, languages: Pair) -> list[Path]:  # noqa: A002
-    """The files that a pattern names."""
-    if format == "tsv":
-        return [find(folder, pattern.partition(":")[0])]
-    return list(_two_files(folder, pattern, languages))

@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from splitstep.data.files import lines, opened
+from splitstep.data.files import find, lines, opened
+from splitstep.data.packaged import python_reference, python_reference_files
 from splitstep.solver.errors import UserError
 
 _TITLE = re.compile(r"^ = [^=].* = $")
@@ -63,5 +65,25 @@ def _whole_characters(block: bytes) -> tuple[bytes, bytes]:
     return block, b""
 
 
+@dataclass(frozen=True)
+class Format:
+    """How running text is stored: its documents, and the files they are read from."""
+
+    documents: Callable[[Path, str], Iterator[str]]
+    files: Callable[[Path, str], list[Path]] = lambda folder, name: [find(folder, name)]
+    packaged: bool = False  # comes with a Python package, so there is no folder
+
+
+def _of_file(read: Callable[[Path], Iterator[str]]) -> Format:
+    return Format(lambda folder, name: read(find(folder, name)))
+
+
 # A new format of running text is one entry.
-FORMATS: dict[str, Callable[[Path], Iterator[str]]] = {"wikitext": wikitext, "paragraphs": paragraphs, "whole": whole}
+FORMATS = {
+    "wikitext": _of_file(wikitext),
+    "paragraphs": _of_file(paragraphs),
+    "whole": _of_file(whole),
+    "python-reference": Format(
+        lambda folder, part: python_reference(part), lambda folder, part: python_reference_files(), packaged=True
+    ),
+}

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from splitstep.data.files import find, lines
+from splitstep.data import listops
+from splitstep.data.files import data_root, find, lines
 from splitstep.data.settings import Section
 from splitstep.solver.errors import UserError, lookup
 
@@ -30,15 +31,15 @@ NORMALIZATIONS: dict[str, Callable[[], Any]] = {
 class Vocabulary(Section):
     """How text becomes tokens."""
 
-    kind: Literal["bpe", "word", "byte", "wordpiece"] = "bpe"
+    kind: Literal["bpe", "word", "byte", "wordpiece", "grey", "listops"] = "bpe"
     size: Annotated[int, Field(gt=len(SPECIALS))] | Literal["all"] = 10_000  # at most; "all" words of the training text
     lowercase: bool = False
     normalization: Literal["none", "nfc", "nfkc"] = "nfc"
     file: str | None = None  # a given WordPiece vocabulary, a token a line
 
-    def under(self, root: Path) -> "Vocabulary":
-        """The same, its file found under a folder."""
-        return self if self.file is None else self.model_copy(update={"file": str(find(root, self.file))})
+    def under(self, root: str | None) -> "Vocabulary":
+        """The same, its file found in the folder of data sets."""
+        return self if self.file is None else self.model_copy(update={"file": str(find(data_root(root), self.file))})
 
 
 def _number(settings: Vocabulary) -> int:
@@ -63,17 +64,33 @@ def _bpe(settings: Vocabulary, texts: Iterable[str]) -> Tokenizer:
 
 
 def _word(settings: Vocabulary, texts: Iterable[str]) -> Tokenizer:
-    tokenizer = Tokenizer(models.WordLevel(unk_token=SPECIALS["unk"]))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     # `trainers.WordLevelTrainer` orders words of one count differently from run to run.
     counts: dict[str, int] = {}
     for text in texts:
         for word in text.lower().split() if settings.lowercase else text.split():
             counts[word] = counts.get(word, 0) + 1
     words = [word for word in sorted(counts, key=lambda w: (-counts[w], w)) if word not in SPECIALS.values()]
-    kept = [*SPECIALS.values(), *words][: None if settings.size == "all" else settings.size]
-    tokenizer.model = models.WordLevel({word: i for i, word in enumerate(kept)}, unk_token=SPECIALS["unk"])
+    return _of_words(words, size=None if settings.size == "all" else settings.size)
+
+
+def _of_words(words: list[str], *, size: int | None = None) -> Tokenizer:
+    """A tokenizer of words between spaces: the special tokens, then these words, cut at a size."""
+    kept = [*SPECIALS.values(), *words][:size]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(kept)}, unk_token=SPECIALS["unk"]))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens(list(SPECIALS.values()))
+    return tokenizer
+
+
+def _grey(settings: Vocabulary, texts: Iterable[str]) -> Tokenizer:
+    return _of_words([str(value) for value in range(256)])
+
+
+def _listops(settings: Vocabulary, texts: Iterable[str]) -> Tokenizer:
+    # Parentheses tell nothing that operators and ends do not, so the arena leaves them out.
+    tokenizer = _of_words(listops.SYMBOLS)
+    parentheses = pre_tokenizers.Split(Regex(r"[()]"), "removed")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([parentheses, pre_tokenizers.WhitespaceSplit()])
     return tokenizer
 
 
@@ -116,6 +133,8 @@ KINDS: dict[str, Callable[[Vocabulary, Iterable[str]], Tokenizer]] = {
     "word": _word,
     "byte": _byte,
     "wordpiece": _wordpiece,
+    "grey": _grey,
+    "listops": _listops,
 }
 
 
@@ -159,10 +178,13 @@ def encode(
             yield np.asarray(encoding.ids, dtype=np.int32)
 
 
-def as_hugging_face(tokenizer: Tokenizer, *, max_length: int | None = None) -> "PreTrainedTokenizerFast":
-    """The tokenizer as transformers knows it, to be saved beside a model."""
+def as_hugging_face(
+    tokenizer: Tokenizer, *, max_length: int | None = None, token_types: bool = False
+) -> "PreTrainedTokenizerFast":
+    """The tokenizer as transformers knows it, to be saved beside a model; `token_types` tell two texts apart."""
     from transformers import PreTrainedTokenizerFast
 
+    inputs = ["input_ids", *(["token_type_ids"] if token_types else []), "attention_mask"]
     named = {role: tokenizer.id_to_token(index) for role, index in specials(tokenizer).items()}
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -170,6 +192,7 @@ def as_hugging_face(tokenizer: Tokenizer, *, max_length: int | None = None) -> "
         cls_token=named["bos"],
         sep_token=named["eos"],
         clean_up_tokenization_spaces=False,
+        model_input_names=inputs,
         **({} if max_length is None else {"model_max_length": max_length}),
     )
 

@@ -66,13 +66,15 @@ class RandomProjection(nn.Module):
     def forward(self, h: Tensor, depth: float | Tensor) -> Tensor:
         """The projection at that depth."""
         # W(l) = sum over j < min(in, out) of s_j U[:, j] V[j, :]
-        left = self._waves(self.left, depth)[:, : self.rank] * self.values[: self.rank]
-        return h @ (left @ self._waves(self.right, depth)[: self.rank]).to(h.dtype) + self.bias
+        left = self._waves(self.left, depth, columns=self.rank) * self.values[: self.rank]
+        return h @ (left @ self._waves(self.right[: self.rank], depth, columns=len(self.right))).to(h.dtype) + self.bias
 
-    def _waves(self, gaussian: Tensor, depth: float | Tensor) -> Tensor:
-        size = gaussian.shape[0]
-        angle = depth * math.pi / size * torch.arange(size // 2, device=gaussian.device) * gaussian
-        return torch.cat((angle.sin(), angle.cos()), dim=-1) * self.scale
+    def _waves(self, gaussian: Tensor, depth: float | Tensor, *, columns: int) -> Tensor:
+        """The first columns of [sines | cosines]."""
+        half = gaussian.shape[1]
+        waves = torch.arange(min(columns, half), device=gaussian.device)
+        angle = depth * math.pi / (2 * half) * waves * gaussian[:, :columns]
+        return torch.cat((angle.sin(), angle[:, : max(columns - half, 0)].cos()), dim=-1) * self.scale
 
 
 class RandomFeedForward(nn.Module):

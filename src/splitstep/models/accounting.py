@@ -13,9 +13,11 @@ from splitstep.models.heads import (
     SplitstepForConditionalGeneration,
     SplitstepForImageClassification,
     SplitstepForMaskedLM,
+    SplitstepForSequenceClassification,
+    SplitstepForSequencePairClassification,
 )
 
-# The model whose parameters are counted for a configuration of each kind.
+# The model whose parameters are counted for a configuration of each kind, where no other is asked for.
 COUNTED: dict[str, type[SplitstepPreTrainedModel]] = {
     "encoder": SplitstepForMaskedLM,
     "causal": SplitstepForCausalLM,
@@ -47,10 +49,16 @@ def parameters(model: SplitstepPreTrainedModel) -> Parameters:
     return Parameters(**counts)
 
 
-def empty_model(config: SplitstepConfig) -> SplitstepPreTrainedModel:
+# Models that read a whole text and say one thing.
+READERS = (SplitstepForSequenceClassification, SplitstepForSequencePairClassification)
+
+
+def empty_model(
+    config: SplitstepConfig, model: type[SplitstepPreTrainedModel] | None = None
+) -> SplitstepPreTrainedModel:
     """The model of a configuration without memory for its weights."""
     with torch.device("meta"):
-        return COUNTED[config.kind](config)
+        return (model or COUNTED[config.kind])(config)
 
 
 def sequence_length(config: SplitstepConfig) -> int:
@@ -60,12 +68,15 @@ def sequence_length(config: SplitstepConfig) -> int:
     return (config.image_size // config.patch_size) ** 2 + (config.pooling == "first")
 
 
-def flops_per_token(config: SplitstepConfig, *, length: int | None = None) -> int:
+def flops_per_token(
+    config: SplitstepConfig, *, length: int | None = None, model: type[SplitstepPreTrainedModel] | None = None
+) -> int:
     """Floating-point operations of a forward pass, a particle, at that sequence length (full by default).
 
     A multiplication and its addition count as two; norms, activations and the softmax are left out, and attention is
     counted over all keys whether a mask hides them or not. A translation has source and target of the same length, and
-    one token is a pair of them. Training costs three times as much.
+    one token is a pair of them. An adaptive softmax is counted with all its bands, as generation evaluates it: what the
+    loss saves depends on how often each band occurs. Training costs three times as much.
     """
     n = sequence_length(config) if length is None else length
     total = 0.0
@@ -79,6 +90,8 @@ def flops_per_token(config: SplitstepConfig, *, length: int | None = None) -> in
                 evaluation, substep, segment = attention(config, term, n)
                 total += steps * (scheme.evaluations(term) * evaluation + scheme.splitting.uses(term) * substep)
                 total += config.num_segments * segment
+    if model in READERS:
+        return round(total + _reading_flops(config, model, n))
     return round(total + _outer_flops(config, n))
 
 
@@ -120,13 +133,29 @@ def _outer_flops(config: SplitstepConfig, n: int) -> float:
         patches = (config.image_size // config.patch_size) ** 2
         cut = 2 * config.num_channels * config.patch_size**2 * d * patches
         return (cut + 2 * d * (config.num_labels or 0)) / n
+    if config.adaptive_cutoffs is not None:
+        return _adaptive_flops(config)
     transform = 2 * d * d if config.kind == "encoder" and config.mlm_transform else 0
     return transform + 2 * d * config.vocab_size
 
 
-def account(config: SplitstepConfig) -> dict[str, Any]:
+def _reading_flops(config: SplitstepConfig, model: type[SplitstepPreTrainedModel], n: int) -> float:
+    """The head's matrices once a text."""
+    head = [p for name, p in empty_model(config, model).named_parameters() if not name.startswith("model.")]
+    return sum(2 * p.numel() for p in head if p.ndim == 2) / n
+
+
+def _adaptive_flops(config: SplitstepConfig) -> int:
+    """The projections of all bands on the way in; on the way out those of the rarer ones, and every table."""
+    d, (first, *rare) = config.hidden_size, config.adaptive_bands
+    inwards = sum(2 * band.width * d for band in config.adaptive_bands)
+    head = 2 * d * (first.stop + len(rare))
+    return inwards + head + sum(2 * band.width * (d + band.stop - band.start) for band in rare)
+
+
+def account(config: SplitstepConfig, model: type[SplitstepPreTrainedModel] | None = None) -> dict[str, Any]:
     """What `splitstep params` prints."""
-    counted = parameters(empty_model(config))
+    counted = parameters(empty_model(config, model))
     last = config.parts[-1]
     schedules = {part: config.schedule(part) for part in config.parts}
     return {
@@ -140,7 +169,7 @@ def account(config: SplitstepConfig) -> dict[str, Any]:
             part: [schedule.weights_of(layer) for layer in range(schedule.num_layers)]
             for part, schedule in schedules.items()
         },
-        "flops_per_token": flops_per_token(config),
+        "flops_per_token": flops_per_token(config, model=model),
         "sequence_length": sequence_length(config),
         "evaluations_per_layer": {
             term: config.steps_per_layer * config.scheme(last).evaluations(term)

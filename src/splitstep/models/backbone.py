@@ -18,6 +18,7 @@ from splitstep.fields.attention import KERNELS, Attention
 from splitstep.fields.evaluation import Sight
 from splitstep.fields.evolution import BilinearAttention, EvolvedAttention, PublishedCondition
 from splitstep.fields.feedforward import RandomProjection, RotatedFeedForward, Rotation
+from splitstep.models.adaptive import AdaptiveInput, AdaptiveSoftmax
 from splitstep.models.configuration import SplitstepConfig
 from splitstep.models.embeddings import ImageEmbeddings, TextEmbeddings
 from splitstep.models.trunk import Record, Stack
@@ -101,6 +102,16 @@ class SplitstepPreTrainedModel(PreTrainedModel):
             logging.getLogger("splitstep").warning("new in %s, initialised at random: %s", cls.__name__, ", ".join(new))
         return (model, info) if output_loading_info else model
 
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
+        """The table of tokens, with another number of them where one is given; the output layer follows."""
+        if self.config.adaptive_cutoffs is None:
+            return super().resize_token_embeddings(*args, **kwargs)
+        if args or kwargs:
+            raise UserError(
+                "an adaptive vocabulary cannot be resized: its last band is for the rarest tokens, not new ones"
+            )
+        return self.get_input_embeddings()
+
     def with_solver(self, **changes: Any) -> Self:
         """The same weights under another scheme: a new model that shares them with this one.
 
@@ -129,6 +140,11 @@ class SplitstepPreTrainedModel(PreTrainedModel):
         other.load_state_dict(weights, assign=True)
         return other.train(self.training)
 
+    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
+        # For code outside of transformers, modules without parameters of their own, such as attention, would be left
+        # out; the functions of `transformers.initialization` already spare what was loaded.
+        super()._initialize_weights(module)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         xavier = self.config.initialization == "xavier"
@@ -144,6 +160,8 @@ class SplitstepPreTrainedModel(PreTrainedModel):
             init.trunc_normal_(module.weight, std=std)
         elif isinstance(module, nn.Embedding):
             init.normal_(module.weight, std=std)
+        elif isinstance(module, AdaptiveInput | AdaptiveSoftmax):
+            _init_adaptive(module)
         elif isinstance(module, ImageEmbeddings):
             for parameter in (module.class_token, module.positions):
                 if parameter is not None:
@@ -155,6 +173,18 @@ class SplitstepPreTrainedModel(PreTrainedModel):
         bias = getattr(module, "bias", None)
         if isinstance(bias, nn.Parameter):
             init.zeros_(bias)
+
+
+def _init_adaptive(module: AdaptiveInput | AdaptiveSoftmax) -> None:
+    """As fairseq does, whatever `initialization` is: a band's width is what scales its vectors."""
+    for projection in module.projections:
+        init.xavier_uniform_(projection)
+    if isinstance(module, AdaptiveInput):
+        for table in module.tables:
+            init.normal_(table, std=table.shape[1] ** -0.5)
+    else:
+        for table in (*module.tables, module.clusters):
+            init.xavier_uniform_(table)
 
 
 def _init_evolution(module: nn.Module, std: float) -> None:
@@ -368,6 +398,8 @@ class SplitstepModel(SplitstepPreTrainedModel):
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         """Exchange the table of tokens."""
+        if self.config.adaptive_cutoffs is not None:
+            raise UserError("the bands of an adaptive vocabulary cannot be exchanged for one table")
         self.encoder.embeddings.tokens = value
 
     @can_return_tuple

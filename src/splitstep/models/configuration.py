@@ -2,7 +2,9 @@
 
 import copy
 from dataclasses import fields
-from typing import Any, ClassVar, get_args
+from itertools import pairwise
+from types import NoneType, UnionType
+from typing import Any, ClassVar, NamedTuple, get_args, get_origin
 
 from transformers import PreTrainedConfig
 
@@ -28,6 +30,11 @@ POOLINGS = {
     "last": "the last visible particle, which in a causal model has seen all others",
     "mean": "the mean over the visible particles",
 }
+COMPARISONS = {
+    "joined": "the vectors a and b of two texts side by side",
+    "nli": "a, b, a * b and a - b (Mou et al. 2016)",
+    "symmetric": "a + b, a * b and |a - b|: which text is the first makes no difference",
+}
 HALTINGS = {"none": "every particle takes every step", "act": "each particle halts when its probabilities sum to one"}
 INITIALIZATIONS = {
     "normal": "weights and embeddings normal with `initializer_range` (BERT, GPT-2, ViT)",
@@ -44,6 +51,14 @@ HUGGING_FACE_KEYS = {
     "output_attentions",
     "attn_implementation",
 }
+
+
+class Band(NamedTuple):
+    """The tokens from `start` to before `stop` of an adaptive vocabulary, and the width of their vectors."""
+
+    start: int
+    stop: int
+    width: int
 
 
 class SplitstepConfig(PreTrainedConfig):
@@ -79,7 +94,8 @@ class SplitstepConfig(PreTrainedConfig):
     atol: float = Tolerance.atol
     max_evaluations: int = Tolerance.max_evaluations
 
-    # Adaptive halting (Graves 2016; Dehghani et al. 2018): `ponder_weight` times the ponder cost joins the loss.
+    # Adaptive halting (Graves 2016; Dehghani et al. 2018): `ponder_weight` times the ponder cost joins the loss that is
+    # trained.
     halting: str = "none"
     halting_epsilon: float = 0.01
     ponder_weight: float = 0.01
@@ -118,6 +134,13 @@ class SplitstepConfig(PreTrainedConfig):
     embedding_norm: bool = False
     tie_word_embeddings: bool = True
 
+    # An adaptive vocabulary (Grave et al. 2017; Baevski & Auli 2019): tokens are numbered by falling frequency, and lie
+    # in bands that end at the cutoffs, each `adaptive_factor` times narrower than the one before. The dropout acts
+    # behind the projections to the rarer bands of the softmax.
+    adaptive_cutoffs: list[int] | None = None
+    adaptive_factor: int = 4
+    adaptive_dropout: float = 0.0
+
     # Images.
     image_size: int = 224
     patch_size: int = 16
@@ -128,6 +151,7 @@ class SplitstepConfig(PreTrainedConfig):
     mlm_transform: bool = True
     pooler: bool = False
     pooling: str = "first"
+    comparison: str = "nli"
 
     # Initialisation.
     initialization: str = "normal"
@@ -159,12 +183,12 @@ class SplitstepConfig(PreTrainedConfig):
         for field in fields(SplitstepConfig):
             if isinstance(field.type, str):  # Hugging Face's own fields
                 continue
-            allowed = get_args(field.type) or (field.type,)
+            allowed = get_args(field.type) if isinstance(field.type, UnionType) else (field.type,)
             value = getattr(self, field.name)
             if isinstance(value, int) and not isinstance(value, bool) and float in allowed:
                 setattr(self, field.name, float(value))
-            elif not any(type(value) is kind for kind in allowed):
-                names = " or ".join("None" if kind is type(None) else kind.__name__ for kind in allowed)
+            elif not any(_is(value, kind) for kind in allowed):
+                names = " or ".join(map(_type_name, allowed))
                 raise UserError(f"{field.name} must be {names}, got {value!r}")
 
     def check(self) -> None:
@@ -176,7 +200,7 @@ class SplitstepConfig(PreTrainedConfig):
         for name in _SIZES:
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("dropout", "attention_dropout", "activation_dropout", "classifier_dropout"):
+        for name in ("dropout", "attention_dropout", "activation_dropout", "classifier_dropout", "adaptive_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
         if self.hidden_size % self.num_attention_heads:
@@ -187,7 +211,30 @@ class SplitstepConfig(PreTrainedConfig):
         for part in self.parts:
             self.schedule(part)
             self.feed_forward_width(part)
+        self._check_adaptive()
         self._check_combinations()
+
+    def _check_adaptive(self) -> None:
+        if self.adaptive_cutoffs is None:
+            for name in ("adaptive_factor", "adaptive_dropout"):
+                if getattr(self, name) != getattr(SplitstepConfig, name):
+                    raise UserError(f"{name} is for a vocabulary with adaptive_cutoffs")
+            return
+        if self.kind != "causal":
+            raise UserError(f"adaptive_cutoffs is for kind 'causal', not {self.kind!r}")
+        edges = (0, *self.adaptive_cutoffs, self.vocab_size)
+        if len(edges) == 2 or any(stop <= start for start, stop in pairwise(edges)):
+            raise UserError(
+                f"adaptive_cutoffs must ascend between 0 and vocab_size = {self.vocab_size}, "
+                f"got {self.adaptive_cutoffs}"
+            )
+        if self.adaptive_bands[-1].width < 1:
+            raise UserError(
+                f"with adaptive_factor = {self.adaptive_factor} the last of {len(self.adaptive_bands)} bands has no "
+                f"channel left of hidden_size = {self.hidden_size}; choose fewer cutoffs or a smaller factor"
+            )
+        if self.lm_head_bias:
+            raise UserError("an adaptive softmax has no lm_head_bias")
 
     def _check_combinations(self) -> None:
         reads_forward = self.kind in ("causal", "seq2seq")
@@ -239,6 +286,15 @@ class SplitstepConfig(PreTrainedConfig):
     def evolved_time_dim(self) -> int:
         """The width of the time vector of evolved attention, a head."""
         return self.head_dim if self.time_dim is None else self.time_dim
+
+    @property
+    def adaptive_bands(self) -> tuple[Band, ...]:
+        """The bands of the vocabulary, the most frequent first; one where it is not adaptive."""
+        edges = (0, *(self.adaptive_cutoffs or ()), self.vocab_size)
+        return tuple(
+            Band(start, stop, self.hidden_size // self.adaptive_factor**number)
+            for number, (start, stop) in enumerate(pairwise(edges))
+        )
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -304,6 +360,7 @@ _NAMED: dict[str, Any] = {
     "position_embedding": POSITIONS,
     "sinusoid_ladder": LADDERS,
     "pooling": POOLINGS,
+    "comparison": COMPARISONS,
     "initialization": INITIALIZATIONS,
 }
 _SIZES = (
@@ -315,7 +372,21 @@ _SIZES = (
     "image_size",
     "patch_size",
     "num_channels",
+    "adaptive_factor",
 )
+
+
+def _is(value: Any, kind: Any) -> bool:
+    """Whether the value is of that very type; of a list, its items too."""
+    if get_origin(kind) is list:
+        return type(value) is list and all(_is(item, *get_args(kind)) for item in value)
+    return type(value) is kind
+
+
+def _type_name(kind: Any) -> str:
+    if kind is NoneType:
+        return "None"
+    return str(kind) if get_args(kind) else kind.__name__
 
 
 def _divisors(number: int) -> list[int]:

@@ -7,9 +7,17 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from splitstep.fields.norms import norm
+from splitstep.models.adaptive import AdaptiveInput
 from splitstep.models.configuration import SplitstepConfig
 from splitstep.solver.errors import UserError
 from splitstep.solver.sinusoids import sinusoid
+
+
+def token_table(config: SplitstepConfig) -> nn.Module:
+    """What looks up the vectors of tokens."""
+    if config.adaptive_cutoffs is not None:
+        return AdaptiveInput(config)
+    return nn.Embedding(config.vocab_size, config.hidden_size)
 
 
 class TextEmbeddings(nn.Module):
@@ -25,7 +33,7 @@ class TextEmbeddings(nn.Module):
         self.ladder = config.sinusoid_ladder
         self.dropout = config.dropout
         self.scale = math.sqrt(config.hidden_size) if config.scale_embedding else 1.0
-        self.tokens = nn.Embedding(config.vocab_size, config.hidden_size) if part == "encoder" else None
+        self.tokens = token_table(config) if part == "encoder" else None
         longest = config.max_position_embeddings + config.position_offset
         self.positions = nn.Embedding(longest, config.hidden_size) if self.kind == "learned" else None
         self.types = nn.Embedding(config.type_vocab_size, config.hidden_size) if config.type_vocab_size else None

@@ -1,5 +1,7 @@
 """The models with their heads: what a task reads off the particles."""
 
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +12,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 
 from splitstep.fields.feedforward import ACTIVATIONS
 from splitstep.fields.norms import norm
+from splitstep.models.adaptive import AdaptiveSoftmax, adaptive_ties
 from splitstep.models.backbone import SplitstepModel, SplitstepPreTrainedModel, States
 from splitstep.models.configuration import SplitstepConfig
 from splitstep.models.losses import IGNORED, chunked_token_loss, label_loss, share, token_loss
@@ -51,8 +54,8 @@ class _Headed(SplitstepPreTrainedModel):
     def _output(
         self, states: States, logits: Tensor | None, loss: Tensor | None, *, share: Tensor | float = 1.0
     ) -> HeadOutput:
-        """Everything together, the ponder cost in the loss by the share that the batch has in its update."""
-        if loss is not None and states.ponder_cost is not None:
+        """Everything together; in training the ponder cost joins the loss, by the batch's share in its update."""
+        if loss is not None and states.ponder_cost is not None and self.training:
             loss = loss + self.config.ponder_weight * share * states.ponder_cost.mean()
         return HeadOutput(loss=loss, logits=logits, **states)
 
@@ -62,8 +65,13 @@ class _Vocabulary(_Headed):
 
     def __init__(self, config: SplitstepConfig) -> None:
         super().__init__(config)
-        self._tied_weights_keys = {"lm_head.weight": "model.encoder.embeddings.tokens.weight"}
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
+        tokens = "model.encoder.embeddings.tokens"
+        if config.adaptive_cutoffs is None:
+            self.lm_head: nn.Module = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
+            self._tied_weights_keys = {"lm_head.weight": f"{tokens}.weight"}
+        else:
+            self.lm_head = AdaptiveSoftmax(config)
+            self._tied_weights_keys = adaptive_ties(config, tokens=tokens, head="lm_head")
         self.transform: nn.Module = nn.Identity()
 
     def _scored(
@@ -82,17 +90,23 @@ class _Vocabulary(_Headed):
         if labels is None:
             return self._output(states, self.lm_head(self.transform(x)), None)
         labels = labels.to(x.device)
+        counted = labels != IGNORED
         logits = None
         if skip_logits:
-            counted = labels != IGNORED
             loss = self._sparse_loss(self.transform(x[counted]), labels[counted], num_items, smoothing)
         else:
             logits = self.lm_head(self.transform(x))
             loss = token_loss(logits, labels, num_items, smoothing)
-        return self._output(states, logits, loss, share=share(labels, num_items))
+        return self._output(states, logits, loss, share=share(counted, num_items))
 
     def _sparse_loss(self, x: Tensor, labels: Tensor, num_items: Tensor | int | None, smoothing: float) -> Tensor:
         head = self.lm_head
+        if isinstance(head, AdaptiveSoftmax):
+            if smoothing:
+                raise UserError(
+                    "label smoothing needs every probability, so an adaptive softmax cannot skip its logits"
+                )
+            return head.loss(x, labels, num_items)
         if type(head) is nn.Linear:
             return chunked_token_loss(x, head.weight, head.bias, labels, num_items, smoothing)
         return token_loss(head(x), labels, num_items, smoothing)  # an adapter has wrapped the layer
@@ -235,7 +249,7 @@ class _Classifier(_Headed):
         if labels is None:
             return self._output(states, logits, None)
         loss = label_loss(logits, labels, self.config, num_items, smoothing)
-        return self._output(states, logits, loss, share=share(labels, num_items))
+        return self._output(states, logits, loss, share=share(labels != IGNORED, num_items))
 
 
 class SplitstepForSequenceClassification(_Classifier):
@@ -256,6 +270,69 @@ class SplitstepForSequenceClassification(_Classifier):
         smoothing = _label_smoothing(kwargs)
         states = self.model(input_ids, attention_mask, use_cache=False, **kwargs)
         return self._classified(states, attention_mask, labels, num_items_in_batch, smoothing)
+
+
+def _first(a: Tensor, b: Tensor) -> Tensor:
+    return a
+
+
+def _second(a: Tensor, b: Tensor) -> Tensor:
+    return b
+
+
+def _distance(a: Tensor, b: Tensor) -> Tensor:
+    return (a - b).abs()
+
+
+# What the network sees of the vectors of two texts, by the names of COMPARISONS.
+FEATURES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], ...]] = {
+    "joined": (_first, _second),
+    "nli": (_first, _second, operator.mul, operator.sub),
+    "symmetric": (operator.add, operator.mul, _distance),
+}
+
+
+class SplitstepForSequencePairClassification(_Headed):
+    """The label of two texts that do not see each other: one model reads each, a small network compares.
+
+    The two towers of the Long Range Arena's document retrieval (Tay et al. 2021).
+    """
+
+    kinds = ("encoder", "causal")
+
+    def __init__(self, config: SplitstepConfig) -> None:
+        super().__init__(config)
+        self.pool = Pool(config)
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        width, inner = len(FEATURES[config.comparison]) * config.hidden_size, config.intermediate_size
+        self.network = nn.Sequential(nn.Linear(width, inner), nn.ReLU(), nn.Linear(inner, inner // 2), nn.ReLU())
+        self.classifier = nn.Linear(inner // 2, config.num_labels or 2)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        pair_input_ids: Tensor | None = None,
+        pair_attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> HeadOutput:
+        """Logits of the labels; `pair_...` is the second text, and the states handed out are those of the first."""
+        smoothing = _label_smoothing(kwargs)
+        texts = ((input_ids, attention_mask), (pair_input_ids, pair_attention_mask))
+        states, others = (self.model(ids, mask, use_cache=False, **kwargs) for ids, mask in texts)
+        a, b = (self.pool(x.last_hidden_state, mask) for x, (_, mask) in zip((states, others), texts, strict=True))
+        features = torch.cat([feature(a, b) for feature in FEATURES[self.config.comparison]], dim=-1)
+        logits = self.classifier(self.network(self.dropout(features)))
+        if states.ponder_cost is not None:
+            states.ponder_cost = states.ponder_cost + others.ponder_cost
+        if labels is None:
+            return self._output(states, logits, None)
+        loss = label_loss(logits, labels, self.config, num_items_in_batch, smoothing)
+        return self._output(states, logits, loss, share=share(labels, num_items_in_batch))
 
 
 class SplitstepForImageClassification(_Classifier):

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 TASKS = {
     "images": "splitstep.tasks.images:Images",
     "language-modelling": "splitstep.tasks.language_modelling:LanguageModelling",
+    "pre-training": "splitstep.tasks.pretraining:PreTraining",
+    "text-classification": "splitstep.tasks.classification:Classification",
+    "text-matching": "splitstep.tasks.matching:Matching",
     "translation": "splitstep.tasks.translation:Translation",
 }
 

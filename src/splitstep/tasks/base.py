@@ -33,6 +33,10 @@ METRICS = {
     "matthews": max,
     "pearson": max,
     "spearman": max,
+    "mlm_loss": min,
+    "mlm_accuracy": max,
+    "nsp_loss": min,
+    "nsp_accuracy": max,
 }
 
 
@@ -55,7 +59,7 @@ class Task(ABC):
     Evaluation: ClassVar[type[Section]]
     kind: ClassVar[str]  # of the model
     model_class: ClassVar[str]  # a public name of the package
-    metric: ClassVar[str]  # the one that a comparison looks at
+    metric: str  # the one that a comparison looks at
     unit: ClassVar[str] = "tokens"  # what speed is counted in
     loss_options: ClassVar[Mapping[str, Any]] = {}  # further arguments of the model's forward, for its loss
 
@@ -110,6 +114,12 @@ class Task(ABC):
     def from_loss(self, loss: float, split: str) -> dict[str, float]:
         """The metrics that follow from the loss an item."""
         return {"loss": loss}
+
+    def validate(self, predictor: "Predictor", split: str, *, select: str = "loss") -> dict[str, Any]:
+        """What is looked at during training: what follows from the loss, or all if what selects is not among it."""
+        if select in self.from_loss(0.0, split):
+            return self.from_loss(predictor.mean_loss(self, split), split)
+        return self.measure(predictor, split).metrics
 
     @abstractmethod
     def measure(self, predictor: "Predictor", split: str) -> Measured:

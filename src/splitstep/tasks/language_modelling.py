@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 
 from splitstep.data import vocabulary
 from splitstep.data.cache import Ragged, cached
-from splitstep.data.files import data_root, find, fingerprint
+from splitstep.data.files import data_root, fingerprint
 from splitstep.data.settings import Section
-from splitstep.data.text import FORMATS
+from splitstep.data.text import FORMATS, Format
 from splitstep.data.vocabulary import Vocabulary
 from splitstep.solver.errors import UserError
 from splitstep.tasks.base import IGNORED, Batch, Measured, Task
@@ -32,7 +32,7 @@ class LanguageModellingData(Section):
 
     root: str | None = None
     folder: str = "."
-    format: Literal["wikitext", "paragraphs", "whole"] = "wikitext"
+    format: Literal["wikitext", "paragraphs", "whole", "python-reference"] = "wikitext"
     train: Names
     valid: Names
     test: Names | None = None
@@ -61,12 +61,18 @@ class LanguageModelling(Task):
     metric = "perplexity"
     loss_options: ClassVar = {"skip_logits": True}
 
+    @property
+    def _format(self) -> Format:
+        return FORMATS[self.data.format]
+
     @cached_property
-    def _files(self) -> dict[str, list[Path]]:
+    def _root(self) -> Path:
+        if self._format.packaged:
+            return Path()
         folder = data_root(self.data.root) / self.data.folder
         if not folder.is_dir():
             raise UserError(f"the folder {folder} (data.folder) does not exist")
-        return {split: [find(folder, name) for name in getattr(self.data, split)] for split in self.splits}
+        return folder
 
     @property
     def splits(self) -> list[str]:
@@ -76,11 +82,12 @@ class LanguageModelling(Task):
     @cached_property
     def fingerprint(self) -> dict[str, str]:
         """The files of all splits."""
-        return fingerprint(chain(*self._files.values()))
+        names = chain(*(getattr(self.data, split) for split in self.splits))
+        return fingerprint(chain(*(self._format.files(self._root, name) for name in names)))
 
     def documents(self, split: str) -> Iterator[str]:
         """The documents of a split, one after another."""
-        return chain(*(FORMATS[self.data.format](path) for path in self._files[split]))
+        return chain(*(self._format.documents(self._root, name) for name in getattr(self.data, split)))
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -95,7 +102,7 @@ class LanguageModelling(Task):
 
     def _prepare(self, folder: Path) -> None:
         self.say("reading the text and learning the vocabulary")
-        tokenizer = vocabulary.learn(self.data.vocabulary.under(data_root(self.data.root)), self.documents("train"))
+        tokenizer = vocabulary.learn(self.data.vocabulary.under(self.data.root), self.documents("train"))
         tokenizer.save(str(folder / "tokenizer.json"))
         for split in self.splits:
             Ragged.write(folder / split, self._encoded(tokenizer, split))

@@ -78,6 +78,10 @@ class Predictor:
         loss, items = self.summed(total).tolist()
         return loss / items
 
+    def logits(self, inputs: dict[str, NDArray[Any]]) -> NDArray[np.float64]:
+        """What a classifier says of each example, a row each."""
+        return self.model(**self.to_device(inputs)).logits.double().cpu().numpy()
+
     def token_losses(self, batch: dict[str, NDArray[Any]]) -> NDArray[np.float64]:
         """The loss of every token of a causal model after the first, a row a sequence."""
         inputs = self.to_device({"input_ids": batch["input_ids"]})

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from splitstep.data import vocabulary
 from splitstep.data.cache import Ragged, cached
 from splitstep.data.files import data_root, fingerprint
-from splitstep.data.parallel import FORMATS, Pair, files_of
+from splitstep.data.parallel import FORMATS, Format, Pair
 from splitstep.data.settings import Section
 from splitstep.data.vocabulary import Vocabulary
 from splitstep.solver.errors import UserError
@@ -32,10 +32,10 @@ class TranslationData(Section):
 
     root: str | None = None
     folder: str = "."
-    format: Literal["lines", "iwslt", "tsv"] = "lines"
+    format: Literal["lines", "iwslt", "tsv", "cldr"] = "lines"
     source: str
     target: str
-    train: Patterns  # names of files, with {language} in them
+    train: Patterns  # names of files, with {language} in them; parts of a packaged set
     valid: Patterns | None = None
     test: Patterns | None = None
     valid_every: int | None = Field(default=None, gt=1)  # every n-th pair of train is held out, where valid is no file
@@ -65,10 +65,16 @@ class Translation(Task):
 
     @cached_property
     def _root(self) -> Path:
+        if self._format.packaged:
+            return Path()
         folder = data_root(self.data.root) / self.data.folder
         if not folder.is_dir():
             raise UserError(f"the folder {folder} (data.folder) does not exist")
         return folder
+
+    @property
+    def _format(self) -> Format:
+        return FORMATS[self.data.format]
 
     @property
     def _languages(self) -> Pair:
@@ -78,7 +84,7 @@ class Translation(Task):
     def fingerprint(self) -> dict[str, str]:
         """The files of all splits."""
         patterns = chain(*(getattr(self.data, split) or [] for split in ("train", "valid", "test")))
-        files = chain(*(files_of(self._root, self.data.format, name, self._languages) for name in patterns))
+        files = chain(*(self._format.files(self._root, name, self._languages) for name in patterns))
         return fingerprint(files)
 
     @property
@@ -93,9 +99,7 @@ class Translation(Task):
         patterns = self.data.train if split == "valid" and held_out else getattr(self.data, split)
         if not patterns:
             raise UserError(f"the recipe names no data.{split}")
-        read: Iterator[Pair] = chain(
-            *(FORMATS[self.data.format](self._root, name, self._languages) for name in patterns)
-        )
+        read: Iterator[Pair] = chain(*(self._format.pairs(self._root, name, self._languages) for name in patterns))
         if held_out and split != "test":
             keep = (lambda i: i % held_out == 0) if split == "valid" else (lambda i: i % held_out != 0)
             read = (pair for i, pair in enumerate(read) if keep(i))
@@ -114,7 +118,7 @@ class Translation(Task):
     def _prepare(self, folder: Path) -> None:
         self.say("reading the training text and learning the vocabulary")
         pairs = self.pairs("train")
-        tokenizer = vocabulary.learn(self.data.vocabulary.under(data_root(self.data.root)), chain.from_iterable(pairs))
+        tokenizer = vocabulary.learn(self.data.vocabulary.under(self.data.root), chain.from_iterable(pairs))
         vocabulary.end_with(tokenizer, single="$A </s>")
         tokenizer.save(str(folder / "tokenizer.json"))
         for side, name in enumerate(("source", "target")):
@@ -215,30 +219,20 @@ class Translation(Task):
     def _beams(
         self, sources: list[NDArray[np.int32]], predictor: "Predictor", nbest: int
     ) -> Iterator[list[tuple[str, float]]]:
+        from splitstep.models.decoding import beam_search
+
         pad = vocabulary.specials(self.tokenizer)["pad"]
         ids = padded(sources, pad)
         inputs = predictor.to_device({"input_ids": ids, "attention_mask": ids != pad})
-        longest = int(self.evaluation.max_length_ratio * ids.shape[1]) + 10
-        beams = max(self.evaluation.num_beams, nbest)
-        out = predictor.model.generate(  # type: ignore[operator]
+        found = beam_search(
+            predictor.model,  # type: ignore[arg-type]
             **inputs,
-            num_beams=beams,
-            num_return_sequences=nbest,
+            num_beams=max(self.evaluation.num_beams, nbest),
+            num_return=nbest,
             length_penalty=self.evaluation.length_penalty,
-            max_new_tokens=longest,
-            do_sample=False,
-            early_stopping=False,
-            return_dict_in_generate=True,
-            output_scores=True,
+            normalization=self.evaluation.normalization,
+            max_new_tokens=int(self.evaluation.max_length_ratio * ids.shape[1]) + 10,
         )
-        texts = self.tokenizer.decode_batch(out.sequences.tolist(), skip_special_tokens=True)
-        scores = _greedy_scores(predictor.model, out) if beams == 1 else out.sequences_scores.tolist()
-        for start in range(0, len(texts), nbest):
-            best = zip(texts[start : start + nbest], scores[start : start + nbest], strict=True)
-            yield [(text.strip(), score) for text, score in best]
-
-
-def _greedy_scores(model: Any, out: Any) -> list[float]:
-    steps = model.compute_transition_scores(out.sequences, out.scores, normalize_logits=True)
-    finite = steps.isfinite()
-    return (steps.masked_fill(~finite, 0).sum(1) / finite.sum(1).clamp(min=1)).tolist()
+        for beams in found:
+            texts = self.tokenizer.decode_batch([beam.tokens for beam in beams], skip_special_tokens=True)
+            yield [(text.strip(), beam.score) for text, beam in zip(texts, beams, strict=True)]

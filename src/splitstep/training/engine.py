@@ -351,7 +351,7 @@ def check(recipe: Recipe, *, say: Say | None = None) -> dict[str, Any]:
         begun = time.monotonic()
         losses = trainer.one_update()
         seconds = time.monotonic() - begun
-        valid = trainer.predictor().mean_loss(task, "valid")
+        valid = task.validate(trainer.predictor(), "valid")["loss"]
     return {
         "task": recipe.task,
         "examples": sizes,

@@ -147,9 +147,9 @@ class SplitstepTrainer(Trainer):
         with self.clock.waiting():
             samples, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         counted = [name for name in samples[0] if name.startswith("num_")]
-        self._counts = {
-            f"{name}_in_batch": self._over_all(sum(int(batch.pop(name)) for batch in samples)) for name in counted
-        }
+        sums = {name: self._over_all(sum(int(batch.pop(name)) for batch in samples)) for name in counted}
+        # An update can have nothing to count, such as not one masked token: its loss is then 0, not 0 / 0.
+        self._counts = {f"{name}_in_batch": max(count, 1) for name, count in sums.items()}
         self.clock.items += self.task.units(self._counts["num_items_in_batch"])
         return samples, None
 
@@ -240,9 +240,7 @@ class SplitstepTrainer(Trainer):
         """The metrics of the validation split, every example once."""
         begun = time.monotonic()
         predictor = self.predictor()
-        metrics = self.task.from_loss(predictor.mean_loss(self.task, "valid"), "valid")
-        if self.settings.select not in metrics:
-            metrics = self.task.measure(predictor, "valid").metrics
+        metrics = self.task.validate(predictor, "valid", select=self.settings.select)
         numbers = {f"eval_{key}": value for key, value in metrics.items() if isinstance(value, int | float)}
         self.clock.pause(time.monotonic() - begun)
         self.log(dict(numbers))

@@ -1,0 +1,350 @@
+"""Labelled examples in the layouts they were published in: one or two texts and a label.
+
+An image is a text too: the grey values of its pixels, row by row, as words.
+"""
+
+import csv
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splitstep.data import images, listops
+from splitstep.data.archives import npz_arrays, tar_files
+from splitstep.data.files import PACKERS, find, fingerprint, lines
+from splitstep.solver.errors import UserError, unknown
+
+Record = tuple[str, Any]  # where it stands, and what stands there
+
+
+class Example(NamedTuple):
+    """What is read, what is to be said of it, and where it stands."""
+
+    texts: tuple[str, ...]
+    label: str
+    place: str
+
+
+class BadRowError(ValueError):
+    """A record that is not what its format says; the reader adds the place."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A published layout: records of a file, each a row of named columns."""
+
+    columns: tuple[str, ...]
+    records: Callable[[Path, str], Iterator[Record]]  # of a file of a folder, by its name
+    row: Callable[[Any], Sequence[str]]  # a record as columns, or a BadRowError
+    text: str  # the column that is read, unless the recipe names others
+    label: str  # the column that is learnt, likewise
+    files: Callable[[Path, str], list[Path]] = lambda folder, name: [find(folder, name)]
+    names: Callable[[Path], dict[str, str]] = lambda folder: {}  # what the labels are called, in their order
+    clue: Callable[[str], str] | None = None  # what a guesser would look at, where there is a known one
+    pair: str | None = None  # the second column that is read
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which columns of a format are read and learnt; `title+description` are two columns as one text."""
+
+    format: Format
+    texts: tuple[tuple[str, ...], ...]
+    label: str
+
+    @classmethod
+    def of(cls, name: str, texts: list[str] | None, label: str | None) -> "Choice":
+        """The columns by their names, or those that the format usually has."""
+        if name not in FORMATS:
+            raise unknown("data.format", name, FORMATS)
+        format = FORMATS[name]  # noqa: A001
+        usual = [format.text] if format.pair is None else [format.text, format.pair]
+        chosen = cls(format, tuple(tuple(text.split("+")) for text in texts or usual), label or format.label)
+        for column in (*(column for text in chosen.texts for column in text), chosen.label):
+            if column not in format.columns:
+                raise unknown(f"column of {name}", column, format.columns)
+        return chosen
+
+    def example(self, row: Sequence[str], place: str) -> Example:
+        """The chosen columns of a row."""
+        if len(row) != len(self.format.columns):
+            raise BadRowError(f"{len(row)} columns instead of {len(self.format.columns)}")
+        cells = dict(zip(self.format.columns, row, strict=True))
+        texts = tuple(" ".join(cells[column] for column in text) for text in self.texts)
+        return Example(texts, cells[self.label], place)
+
+    def names(self, folder: Path) -> dict[str, str]:
+        """What each label is called, in the order of their numbers; nothing where only the examples tell."""
+        return self.format.names(folder) if self.label == self.format.label else {}
+
+
+def examples(
+    choice: Choice, folder: Path, name: str, *, on_bad: str = "stop", say: Callable[[str], None] = lambda line: None
+) -> Iterator[Example]:
+    """The examples of a file; a malformed row stops the reading, or with "skip" is counted and left out."""
+    names, good, bad = choice.names(folder), 0, []
+    for place, record in choice.format.records(folder, name):
+        try:
+            example = choice.example(choice.format.row(record), place)
+            if names and example.label not in names:
+                raise BadRowError(f"label {example.label!r} is none of {', '.join(names)}")
+        except BadRowError as error:
+            if on_bad == "stop":
+                raise UserError(f"{place}: {error}") from None
+            bad.append(f"{place}: {error}")
+            continue
+        good += 1
+        yield example._replace(label=names.get(example.label, example.label))
+    if bad:
+        say(f"{len(bad):,} of {good + len(bad):,} rows of {name} are malformed and left out; the first: {bad[0]}")
+
+
+def checksums(choice: Choice, folder: Path, name: str) -> dict[str, str]:
+    """The content of a file, or of all files of a folder together."""
+    paths = choice.format.files(folder, name)
+    if len(paths) == 1:
+        return fingerprint(paths)
+    whole = hashlib.sha256()
+    for path in paths:
+        whole.update(f"{path.relative_to(folder)} {fingerprint([path])[path.name]}\n".encode())
+    return {name: whole.hexdigest()}
+
+
+# Records
+
+
+def _lines(folder: Path, name: str, encoding: str = "utf-8") -> Iterator[Record]:
+    path = find(folder, name)
+    for number, line in enumerate(lines(path, encoding=encoding), start=1):
+        yield f"{path}, line {number}", line
+
+
+def _latin_lines(folder: Path, name: str) -> Iterator[Record]:
+    return _lines(folder, name, "latin-1")
+
+
+def _listops_lines(folder: Path, name: str) -> Iterator[Record]:
+    rows = _lines(folder, name)
+    place, header = next(rows)
+    if header != listops.HEADER:
+        raise UserError(f"{place}: the header is {header[:40]!r}, not {listops.HEADER!r}")
+    return rows
+
+
+# AG News (Zhang et al. 2015)
+
+
+def _ag_news_row(line: str) -> Sequence[str]:
+    try:
+        (cells,) = csv.reader([line], strict=True)
+    except (csv.Error, ValueError) as error:
+        raise BadRowError(f"no row of comma-separated values ({error})") from None
+    # The published file writes \$ for $ and a lone backslash for the end of a line, though its readme says \n.
+    return [cell.replace("\\$", "$").replace("\\", " ").strip() for cell in cells]
+
+
+def _ag_news_names(folder: Path) -> dict[str, str]:
+    listed = [line.strip() for line in lines(find(folder, "classes.txt")) if line.strip()]
+    return {str(number): name for number, name in enumerate(listed, start=1)}
+
+
+# The Large Movie Review Dataset (Maas et al. 2011): aclImdb/train/pos/0_9.txt, unpacked or in its archive
+
+_REVIEW = re.compile(r"(?:^|/)(?P<label>pos|neg)/\d+_(?P<rating>\d+)\.txt$")
+_ARCHIVES = [f"{version}.tar{ending}" for version in ("", "_v1") for ending in PACKERS]
+
+
+def _imdb_files(folder: Path, name: str) -> list[Path]:
+    """The archive, or the reviews of a folder, in the order of their names."""
+    if (folder / name).is_dir():
+        found = sorted(path for path in (folder / name).glob("*/*.txt") if _REVIEW.search(path.as_posix()))
+        if not found:
+            raise UserError(f"{folder / name} has no reviews pos/ID_RATING.txt and neg/ID_RATING.txt")
+        return found
+    root = name.split("/")[0]
+    archives = [folder / f"{root}{ending}" for ending in _ARCHIVES if (folder / f"{root}{ending}").is_file()]
+    if not archives:
+        raise UserError(f"no file {folder / root}.tar, nor with .gz or .xz, nor a folder {folder / name}")
+    return archives[:1]
+
+
+def _imdb_records(folder: Path, name: str) -> Iterator[Record]:
+    files = _imdb_files(folder, name)
+    if (folder / name).is_dir():
+        yield from ((str(path), (path.as_posix(), path.read_bytes())) for path in files)
+        return
+    inside = tar_files(files[0], lambda member: member.startswith(f"{name}/") and bool(_REVIEW.search(member)))
+    reviews = sorted(inside)
+    if not reviews:
+        raise UserError(f"{files[0]} has no reviews {name}/pos/ID_RATING.txt and {name}/neg/ID_RATING.txt")
+    yield from ((f"{files[0]}, {member}", (member, content)) for member, content in reviews)
+
+
+def _imdb_row(record: tuple[str, bytes]) -> Sequence[str]:
+    name, content = record
+    found = _REVIEW.search(name)
+    assert found is not None
+    try:
+        return content.decode("utf-8"), found["label"], found["rating"]
+    except UnicodeDecodeError as error:
+        raise BadRowError(f"not utf-8 at byte {error.start + 1}") from None
+
+
+# TREC (Li & Roth 2002): COARSE:fine question
+
+
+def _trec_row(line: str) -> Sequence[str]:
+    label, space, question = line.partition(" ")
+    coarse, colon, _ = label.partition(":")
+    if not (space and colon and question.strip()):
+        raise BadRowError(f"no COARSE:fine label and question in {line[:40]!r}")
+    return question, coarse, label
+
+
+# ListOps: the arena's files, and those of Nangia & Bowman 2018 with the label in front
+
+
+def _listops_row(line: str) -> Sequence[str]:
+    expression, _, value = line.rpartition("\t")
+    return _listops_checked(expression, value)
+
+
+def _listops_nyu_row(line: str) -> Sequence[str]:
+    value, _, expression = line.partition("\t")
+    return _listops_checked(expression, value)
+
+
+def _listops_checked(expression: str, value: str) -> Sequence[str]:
+    if value not in listops.DIGITS or not expression:
+        raise BadRowError(f"no expression and digit with a tab between them, but {value[:20]!r}")
+    return expression, value
+
+
+def _root_operator(expression: str) -> str:
+    return next((symbol for symbol in expression.split() if symbol != "("), "")
+
+
+def _digit_names(folder: Path) -> dict[str, str]:
+    return dict(zip(listops.DIGITS, listops.DIGITS, strict=True))
+
+
+# Images as sequences of pixels
+
+_WORDS = [str(value) for value in range(256)]
+_LUMINANCE = np.asarray([0.2989, 0.5870, 0.1140])  # of red, green and blue, as TensorFlow makes an image grey
+
+
+def _grey_row(record: tuple[NDArray[np.uint8], str]) -> Sequence[str]:
+    pixels, label = record
+    return " ".join([_WORDS[value] for value in pixels.ravel().tolist()]), label
+
+
+def _pathfinder_records(folder: Path, name: str) -> Iterator[Record]:
+    path = find(folder, name)
+    pixels, labels = npz_arrays(path, "x", "y")
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or labels.shape != pixels.shape[:1]:
+        raise UserError(f"{path}: x is {pixels.dtype} {pixels.shape} and y {labels.shape}, not uint8 [N, H, W] and [N]")
+    pairs = zip(pixels, labels.tolist(), strict=True)
+    yield from ((f"{path}, image {number}", (image, str(label))) for number, (image, label) in enumerate(pairs, 1))
+
+
+def _pathfinder_names(folder: Path) -> dict[str, str]:
+    return {"0": "apart", "1": "connected"}
+
+
+def _cifar10_records(folder: Path, name: str) -> Iterator[Record]:
+    format, place = images.FORMATS["cifar10"], images.Place(folder)  # noqa: A001
+    names = format.names(place, [name])
+    pictures = format.read(place, name, names)
+    for number, (image, label) in enumerate(zip(pictures.pixels, pictures.labels, strict=True), start=1):
+        grey = np.tensordot(_LUMINANCE, image, 1).round().astype(np.uint8)
+        yield f"{folder / name}, image {number}", (grey, names[label])
+
+
+def _cifar10_names(folder: Path) -> dict[str, str]:
+    names = images.FORMATS["cifar10"].names(images.Place(folder), [])
+    return dict(zip(names, names, strict=True))
+
+
+# Pairs of papers of the ACL Anthology Network (Radev et al. 2013), as the arena splits them: label, ids, texts
+
+
+def _aan_row(line: str) -> Sequence[str]:
+    label, *rest = line.split("\t")
+    if label not in _AAN_LABELS:
+        raise BadRowError(f"label {label[:20]!r} is none of {', '.join(_AAN_LABELS)}")
+    return _AAN_LABELS[label], *rest
+
+
+_AAN_LABELS = {"0": "unrelated", "1": "cites", "0.0": "unrelated", "1.0": "cites"}
+
+
+# A new layout is one entry.
+FORMATS: dict[str, Format] = {
+    "ag-news": Format(
+        columns=("class", "title", "description"),
+        records=_lines,
+        row=_ag_news_row,
+        text="description",
+        label="class",
+        names=_ag_news_names,
+    ),
+    "imdb": Format(
+        columns=("review", "label", "rating"),
+        records=_imdb_records,
+        row=_imdb_row,
+        text="review",
+        label="label",
+        files=_imdb_files,
+    ),
+    "trec": Format(
+        columns=("question", "coarse", "fine"), records=_latin_lines, row=_trec_row, text="question", label="coarse"
+    ),
+    "listops": Format(
+        columns=("expression", "value"),
+        records=_listops_lines,
+        row=_listops_row,
+        text="expression",
+        label="value",
+        names=_digit_names,
+        clue=_root_operator,
+    ),
+    "listops-nyu": Format(
+        columns=("expression", "value"),
+        records=_lines,
+        row=_listops_nyu_row,
+        text="expression",
+        label="value",
+        names=_digit_names,
+        clue=_root_operator,
+    ),
+    "pathfinder": Format(
+        columns=("pixels", "label"),
+        records=_pathfinder_records,
+        row=_grey_row,
+        text="pixels",
+        label="label",
+        names=_pathfinder_names,
+    ),
+    "cifar10-grey": Format(
+        columns=("pixels", "label"),
+        records=_cifar10_records,
+        row=_grey_row,
+        text="pixels",
+        label="label",
+        names=_cifar10_names,
+    ),
+    "aan": Format(
+        columns=("label", "id1", "id2", "text1", "text2"),
+        records=_lines,
+        row=_aan_row,
+        text="text1",
+        pair="text2",
+        label="label",
+    ),
+}

@@ -1,0 +1,430 @@
+"""Classification of whole texts: one or two texts as one sequence, a label or a number, accuracy and its kin."""
+
+import hashlib
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+from tokenizers import Encoding, Tokenizer
+
+from splitstep.data import vocabulary
+from splitstep.data.cache import Ragged, cached
+from splitstep.data.files import data_root
+from splitstep.data.labelled import Choice, Example, checksums, examples
+from splitstep.data.settings import Section
+from splitstep.data.vocabulary import Vocabulary
+from splitstep.solver.errors import UserError, lookup
+from splitstep.tasks.base import Batch, Measured, Task, padded
+from splitstep.tasks.scores import SCORES, USUAL
+
+if TYPE_CHECKING:
+    from splitstep.models.configuration import SplitstepConfig
+    from splitstep.tasks.prediction import Predictor
+
+Names = Annotated[list[str], Field(min_length=1)]
+Texts = tuple[str, ...]
+
+
+class ClassificationData(Section):
+    """Where the examples are, what of them is read and learnt, and how texts become tokens."""
+
+    root: str | None = None
+    folder: str = "."
+    format: str  # of FORMATS in data/labelled.py
+    texts: Annotated[list[str], Field(min_length=1, max_length=2)] | None = None  # columns; "a+b" is two as one text
+    label: str | None = None  # a column
+    labels: Literal["classes", "numbers"] = "classes"
+    train: Names
+    valid: Names | None = None
+    test: Names | None = None
+    valid_every: int | None = Field(default=None, gt=1)  # every n-th of train is held out, where valid is no file
+    on_bad: Literal["stop", "skip"] = "stop"  # what a malformed row does
+    vocabulary: Vocabulary = Vocabulary()
+    max_length: int = Field(default=512, gt=3)  # tokens, the special ones among them
+    truncation: Literal["head", "tail"] = "head"  # the part of a longer text that is kept
+
+    @model_validator(mode="after")
+    def _fits(self) -> "ClassificationData":
+        Choice.of(self.format, self.texts, self.label)
+        return self
+
+    @property
+    def choice(self) -> Choice:
+        """The columns that are read and learnt."""
+        return Choice.of(self.format, self.texts, self.label)
+
+
+class ClassificationEvaluation(Section):
+    """What is reported; the first is what a comparison looks at."""
+
+    metrics: Names | None = None  # of SCORES in tasks/scores.py; accuracy and f1, or pearson and spearman, without it
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Examples as tokens, each of them one sequence or several in a row."""
+
+    tokens: Ragged
+    seconds: NDArray[np.int64]  # where in each sequence a second text begins
+    labels: NDArray[np.float64]  # of each example
+    clues: NDArray[np.str_]  # what a guesser would look at, of each example
+    notes: tuple[str, ...] = ()  # what was noticed on the way
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """The tokens of each sequence of each example."""
+        return self.tokens.lengths.reshape(len(self), -1)
+
+    @classmethod
+    def open(cls, folder: Path) -> "Sequences":
+        """What was prepared in a folder, the tokens read when they are used."""
+        with np.load(folder / "columns.npz") as stored:
+            columns = {name: stored[name] for name in ("seconds", "labels", "clues")}
+        return cls(Ragged.open(folder / "sequences"), **columns, notes=json.loads((folder / "notes.json").read_text()))
+
+
+class Classification(Task):
+    """The label of a text or of a pair of texts, or a number."""
+
+    Data, Evaluation = ClassificationData, ClassificationEvaluation
+    kind = "encoder"
+    model_class = "SplitstepForSequenceClassification"
+    metric = "accuracy"
+    unit = "examples"
+
+    def __init__(self, data: Any, evaluation: Any, **options: Any) -> None:
+        super().__init__(data, evaluation, **options)
+        known = SCORES[data.labels]
+        for name in evaluation.metrics or []:
+            lookup(f"metric of {data.labels}", name, known)
+        self.scores = {name: known[name] for name in evaluation.metrics or USUAL[data.labels]}
+        self.metric = next(iter(self.scores.values())).metric
+
+    # Files
+
+    @cached_property
+    def _root(self) -> Path:
+        folder = data_root(self.data.root) / self.data.folder
+        if not folder.is_dir():
+            raise UserError(f"the folder {folder} (data.folder) does not exist")
+        return folder
+
+    @property
+    def splits(self) -> list[str]:
+        """train, and what the recipe names beside it."""
+        held_out = self.data.valid_every is not None
+        return ["train", *(s for s in ("valid", "test") if getattr(self.data, s) or (s == "valid" and held_out))]
+
+    @property
+    def _held_out(self) -> int | None:
+        return None if self.data.valid else self.data.valid_every
+
+    def _files(self, split: str) -> list[str]:
+        names = self.data.train if split == "valid" and self._held_out else getattr(self.data, split)
+        if not names:
+            raise UserError(f"the recipe names no data.{split}")
+        return names
+
+    def _checksums(self, split: str) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for name in self._files(split):
+            found |= checksums(self.data.choice, self._root, name)
+        return found
+
+    @cached_property
+    def fingerprint(self) -> dict[str, str]:
+        """The files of all splits."""
+        found: dict[str, str] = {}
+        for split in self.splits:
+            found |= self._checksums(split)
+        return found
+
+    def examples(self, split: str, notes: list[str] | None = None) -> Iterator[Example]:
+        """The examples of a split as they stand in the files; what is wrong with some joins the notes."""
+        say = (notes if notes is not None else []).append
+        read = chain.from_iterable(
+            examples(self.data.choice, self._root, name, on_bad=self.data.on_bad, say=say)
+            for name in self._files(split)
+        )
+        every = self._held_out
+        if every is None or split == "test":
+            return read
+        return (example for i, example in enumerate(read) if (i % every == 0) == (split == "valid"))
+
+    # Labels and vocabulary
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The model's own, or one learnt on the training texts; it cuts what is too long."""
+        tokenizer = vocabulary.load(self.folder or self._learnt)
+        direction = {"head": "right", "tail": "left"}[self.data.truncation]  # where tokens are cut off
+        tokenizer.enable_truncation(self.data.max_length, direction=direction)
+        return tokenizer
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The labels by their number: the trained model's, or those of the training examples."""
+        if self.folder is None:
+            return json.loads((self._learnt / "labels.json").read_text())
+        known = json.loads((self.folder / "config.json").read_text())["id2label"]
+        return [known[str(number)] for number in range(len(known))]
+
+    @cached_property
+    def _learnt(self) -> Path:
+        made_from = {"task": "text-classification", "files": self._checksums("train"), "data": self._reading()}
+        return cached(made_from | {"vocabulary": self.data.vocabulary.model_dump()}, self._learn)
+
+    def _reading(self) -> dict[str, Any]:
+        chosen = {"format", "texts", "label", "labels", "valid_every", "on_bad"}
+        return self.data.model_dump(include=chosen) | {"held_out": self._held_out}
+
+    def _learn(self, folder: Path) -> None:
+        self.say("reading the training examples and learning the vocabulary")
+        settings = self.data.vocabulary.under(self.data.root)
+        texts = chain.from_iterable(example.texts for example in self.examples("train"))
+        tokenizer = vocabulary.learn(settings, texts)
+        first, end = (tokenizer.id_to_token(vocabulary.specials(tokenizer)[role]) for role in ("bos", "eos"))
+        vocabulary.end_with(tokenizer, single=f"{first} $A {end}", pair=f"{first} $A {end} $B:1 {end}:1")
+        tokenizer.save(str(folder / "tokenizer.json"))
+        (folder / "labels.json").write_text(json.dumps(self._found_names()))
+
+    def _found_names(self) -> list[str]:
+        if self.data.labels == "numbers":
+            return []
+        if listed := self.data.choice.names(self._root):
+            return list(listed.values())
+        found = {example.label for example in self.examples("train")}
+        return sorted(found, key=lambda name: (len(name), name) if name.isdigit() else (0, name))
+
+    def _number(self, example: Example) -> float:
+        """The label as the loss takes it."""
+        if self.data.labels == "classes":
+            if example.label not in self._numbers:
+                raise UserError(f"{example.place}: label {example.label!r} is none of {', '.join(self.names)}")
+            return self._numbers[example.label]
+        try:
+            value = float(example.label)
+        except ValueError:
+            value = np.nan
+        if not np.isfinite(value):
+            raise UserError(f"{example.place}: the label {example.label!r} is no number")
+        return value
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.names)}
+
+    def settings(self) -> dict[str, Any]:
+        """Vocabulary, special tokens, positions, and the labels by name."""
+        ids = vocabulary.specials(self.tokenizer) | {
+            "cls": vocabulary.specials(self.tokenizer)["bos"],
+            "sep": vocabulary.specials(self.tokenizer)["eos"],
+        }
+        return {
+            "vocab_size": self.tokenizer.get_vocab_size(),
+            "max_position_embeddings": self.data.max_length,
+            **{f"{role}_token_id": number for role, number in ids.items()},
+            **self._label_settings(),
+        }
+
+    def _label_settings(self) -> dict[str, Any]:
+        if self.data.labels == "numbers":
+            return {"num_labels": 1, "problem_type": "regression"}
+        by_number = dict(enumerate(self.names))
+        return {"id2label": by_number, "label2id": self._numbers, "problem_type": "single_label_classification"}
+
+    def save_processor(self, folder: Path) -> None:
+        """The tokenizer."""
+        tokenizer = vocabulary.as_hugging_face(
+            self.tokenizer, max_length=self.data.max_length, token_types=len(self.data.choice.texts) == 2
+        )
+        tokenizer.save_pretrained(folder)
+
+    # Sequences
+
+    def inputs_of(self, texts: Texts) -> list[Any]:
+        """What is encoded as a sequence each: here all texts of an example as one."""
+        return [texts[0] if len(texts) == 1 else texts]
+
+    @cached_property
+    def _opened(self) -> dict[str, Sequences]:
+        return {}
+
+    def sequences(self, split: str) -> Sequences:
+        """The examples of a split as tokens."""
+        if split not in self._opened:
+            made_from = {
+                "task": [type(self).__name__, split],
+                "files": self._checksums(split),
+                "data": self._reading(),
+                "labels": self.names,
+                "tokenizer": hashlib.sha256(self.tokenizer.to_str().encode()).hexdigest(),
+            }
+            self._opened[split] = Sequences.open(cached(made_from, lambda folder: self._prepare(split, folder)))
+            for note in self._opened[split].notes:
+                self.say(note)
+        return self._opened[split]
+
+    def _prepare(self, split: str, folder: Path) -> None:
+        notes: list[str] = []
+        columns: dict[str, list[Any]] = {"seconds": [], "labels": [], "clues": [], "cut": []}
+        clue = self.data.choice.format.clue or (lambda text: "")
+
+        def tokens() -> Iterator[list[int]]:
+            for example, encodings in self._encoded(self.examples(split, notes)):
+                columns["labels"].append(self._number(example))
+                columns["clues"].append(clue(example.texts[0]))
+                columns["cut"].append(any(encoding.overflowing for encoding in encodings))
+                columns["seconds"] += map(_second, encodings)
+                yield from (encoding.ids for encoding in encodings)
+
+        Ragged.write(folder / "sequences", tokens())
+        if cut := sum(columns["cut"]):
+            notes.append(
+                f"{cut:,} of {len(columns['cut']):,} {split} examples are longer than {self.data.max_length} tokens; "
+                f"the {self.data.truncation} of their text is kept"
+            )
+        if not columns["labels"]:
+            raise UserError(f"there is not one {split} example")
+        arrays: dict[str, Any] = {name: np.asarray(column) for name, column in columns.items()}
+        np.savez(folder / "columns.npz", **arrays)
+        (folder / "notes.json").write_text(json.dumps(notes))
+
+    def _encoded(self, rows: Iterable[Example]) -> Iterator[tuple[Example, list[Encoding]]]:
+        """Each example with its sequences, one after another."""
+        remaining = iter(rows)
+        while batch := list(islice(remaining, 1000)):
+            inputs = [self.inputs_of(example.texts) for example in batch]
+            encodings = iter(self.tokenizer.encode_batch_fast(list(chain.from_iterable(inputs))))
+            for example, sequences in zip(batch, inputs, strict=True):
+                yield example, list(islice(encodings, len(sequences)))
+
+    def lengths(self, split: str) -> NDArray[np.int64]:
+        """The longest sequence of each example."""
+        return self.sequences(split).lengths.max(1)
+
+    def batch(self, split: str, indices: NDArray[np.int64], *, epoch: int | None = None, seed: int = 0) -> Batch:
+        """Tokens, their mask and the labels; the loss is a sum over examples."""
+        chosen = self.sequences(split)
+        kind = np.int64 if self.data.labels == "classes" else np.float32
+        labels = chosen.labels[indices].astype(kind)
+        return {**self.model_inputs(chosen, indices), "labels": labels, "num_items": np.asarray(len(indices))}
+
+    def model_inputs(self, chosen: Sequences, indices: NDArray[np.int64]) -> Batch:
+        """What the model reads of some examples."""
+        rows = self.padded_rows(chosen, indices)
+        if len(self.data.choice.texts) == 2:
+            places = np.arange(rows["input_ids"].shape[1])
+            rows["token_type_ids"] = (places >= chosen.seconds[indices, None]) & rows["attention_mask"]
+            rows["token_type_ids"] = rows["token_type_ids"].astype(np.int64)
+        return rows
+
+    def padded_rows(self, chosen: Sequences, sequences: NDArray[np.int64]) -> Batch:
+        """Sequences of tokens as rows of one array, and where they are no padding."""
+        rows = [chosen.tokens[i] for i in sequences]
+        ids = padded(rows, vocabulary.specials(self.tokenizer)["pad"])
+        lengths = np.asarray([len(row) for row in rows])
+        return {"input_ids": ids, "attention_mask": np.arange(ids.shape[1]) < lengths[:, None]}
+
+    def flops_per_unit(self, config: "SplitstepConfig") -> int:
+        """Floating-point operations of a forward pass, an example."""
+        import splitstep
+        from splitstep.models.accounting import flops_per_token
+
+        lengths = self.sequences("train").lengths
+        length = max(round(float(lengths.mean())), 1)
+        a_token = flops_per_token(config, length=length, model=getattr(splitstep, self.model_class))
+        return a_token * length * lengths.shape[1]
+
+    # Evaluation
+
+    def logits(self, predictor: "Predictor", chosen: Sequences) -> NDArray[np.float64]:
+        """What the model says of each example, a row each."""
+        found: dict[int, NDArray[np.float64]] = {}
+        with predictor:
+            for indices in predictor.shares(chosen.lengths.max(1)):
+                found |= zip(indices.tolist(), predictor.logits(self.model_inputs(chosen, indices)), strict=True)
+        rows: list[NDArray[np.float64]] = predictor.gathered(found)
+        return np.stack(rows)
+
+    def measure(self, predictor: "Predictor", split: str) -> Measured:
+        """The metrics of the recipe, the loss, and what was said of each example."""
+        chosen = self.sequences(split)
+        logits = self.logits(predictor, chosen)
+        if self.data.labels == "numbers":
+            values = logits[:, 0]
+            metrics = self._scored(chosen.labels, values)
+            pairs = zip(chosen.labels.tolist(), values.tolist(), strict=True)
+            rows = [{"label": label, "prediction": value} for label, value in pairs]
+            return Measured(metrics | {"loss": float(np.mean((values - chosen.labels) ** 2))}, rows)
+        labels, predictions = chosen.labels.astype(np.int64), logits.argmax(1)
+        likely = _log_softmax(logits)
+        losses = -likely[np.arange(len(labels)), labels]
+        metrics = self._scored(labels, predictions) | {"loss": float(losses.mean())} | self._baseline(chosen)
+        names = zip(labels, predictions, strict=True)
+        return Measured(metrics, [{"label": self.names[a], "prediction": self.names[b]} for a, b in names])
+
+    def _scored(self, labels: NDArray[Any], predictions: NDArray[Any]) -> dict[str, float]:
+        return {score.metric: score(labels, predictions) for score in self.scores.values()}
+
+    def _baseline(self, chosen: Sequences) -> dict[str, float]:
+        """The accuracy of guessing from what the format's guesser looks at, where it has one."""
+        if self.data.choice.format.clue is None:
+            return {}
+        try:
+            learnt = self.sequences("train")
+        except UserError as error:  # a model may be measured where it was not trained
+            self.say(f"no baseline without the training examples: {error}")
+            return {}
+        return {"baseline_accuracy": guessed(learnt, chosen)}
+
+    def texts_of(self, line: str, *, place: str) -> Texts:
+        """The texts of a line, of which two have a tab between them."""
+        wanted = len(self.data.choice.texts)
+        texts = (line,) if wanted == 1 else tuple(line.split("\t"))
+        if len(texts) != wanted:
+            raise UserError(f"{place}: {len(texts)} texts with tabs between them, and the model reads {wanted}")
+        return texts
+
+    def classified(self, rows: list[Texts], predictor: "Predictor") -> list[tuple[str, float | None]]:
+        """The likeliest label of each example and its probability, or the number."""
+        encodings = [e for _, own in self._encoded(Example(texts, "", "") for texts in rows) for e in own]
+        tokens, seconds = Ragged.of(e.ids for e in encodings), np.asarray([_second(e) for e in encodings])
+        unknown = np.zeros(len(rows))
+        logits = self.logits(predictor, Sequences(tokens, seconds, unknown, unknown.astype(str)))
+        if self.data.labels == "numbers":
+            return [(f"{value:.4f}", None) for value in logits[:, 0]]
+        best = zip(logits.argmax(1), np.exp(_log_softmax(logits).max(1)), strict=True)
+        return [(self.names[number], float(probability)) for number, probability in best]
+
+
+def _second(encoding: Encoding) -> int:
+    """Where the second text begins: as many places on as belong to the first."""
+    return len(encoding.type_ids) - sum(encoding.type_ids)
+
+
+def _log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    shifted = logits - logits.max(1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+
+
+def guessed(learnt: Sequences, asked: Sequences) -> float:
+    """The share of labels that are the commonest ones with the same clue among the learnt."""
+    counts: dict[str, Counter[float]] = defaultdict(Counter)
+    for clue, label in zip(learnt.clues, learnt.labels, strict=True):
+        counts[clue][label] += 1
+    commonest = {clue: counter.most_common(1)[0][0] for clue, counter in counts.items()}
+    overall = Counter(learnt.labels.tolist()).most_common(1)[0][0]
+    guesses = [commonest.get(clue, overall) for clue in asked.clues]
+    return float(np.mean(np.asarray(guesses) == asked.labels))

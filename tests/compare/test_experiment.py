@@ -1,0 +1,131 @@
+"""A comparison as a whole: equal terms, resumable, honest about failures, and its page."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from plotly.offline import get_plotlyjs
+from tests import corpora
+
+from splitstep.compare.experiment import Experiment, compare
+from splitstep.compare.schemes import Scheme, contestants
+from splitstep.recipe import recipe, toml
+from splitstep.reports import page, tables
+from splitstep.solver.errors import UserError
+
+quiet = {"updates": 3, "evaluate_every": 3, "log_every": 1}
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPLITSTEP_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def whole(tmp_path):
+    return recipe(corpora.language_recipe(corpora.articles(tmp_path / "data"), training=quiet))
+
+
+def test_a_scheme_is_a_preset_with_settings():
+    found = Scheme.named("parallel/num_independent_layers=3/integrator=heun")
+    assert found.settings == {"preset": "parallel", "num_independent_layers": 3, "integrator": "heun"}
+    with pytest.raises(UserError, match=r"unknown scheme 'macarn'.*did you mean 'macaron'"):
+        Scheme.named("macarn")
+
+
+@pytest.mark.parametrize("name", ["macaron", "parallel", "parallel-rk4", "transevolve-full-1"])
+def test_parameters_are_matched_within_a_hundredth(whole, name):
+    sizes = recipe(corpora.merged(whole.settings(), {"model": {"hidden_size": 64, "num_hidden_layers": 2}}))
+    baseline, other = contestants(sizes, ["transformer", name], "parameters")
+    assert other.parameters == pytest.approx(baseline.parameters, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["universal", "transevolve-random-1", "parallel/num_independent_layers=1"])
+def test_a_scheme_whose_point_is_fewer_parameters_is_not_widened(whole, name):
+    with pytest.raises(UserError, match=r"fewer parameters are its point.*use --match flops or --match none"):
+        contestants(whole, ["transformer", name], "parameters")
+
+
+def test_with_equal_flops_four_evaluations_leave_a_quarter_of_the_updates(whole):
+    longer = recipe(corpora.merged(whole.settings(), {"training": {"updates": 1000, "warmup": 100}}))
+    baseline, other = contestants(longer, ["parallel", "parallel-rk4"], "flops")
+    share = baseline.flops_per_unit / other.flops_per_unit
+    assert share < 0.6  # the output layer is evaluated once
+    assert other.recipe.training.updates == round(1000 * share)
+    assert other.recipe.training.warmup == round(100 * share)
+    assert other.adjusted["updates"] == other.recipe.training.updates
+
+
+def _quality(results):
+    keys = ("name", "values", "mean", "std", "difference", "interval", "p_value", "p_corrected", "verdict")
+    return [{key: row.get(key) for key in keys} for row in results["schemes"]]
+
+
+def test_a_comparison_goes_on_where_it_was_and_ends_the_same(whole, tmp_path, monkeypatch):
+    names = ["transformer", "macaron", "parallel"]
+    first = compare(Experiment(tmp_path / "a", whole, names, "none", 2), say=lambda line: None)
+    assert [row["name"] for row in first["schemes"]] == names
+    assert all(len(row["values"]) == 2 for row in first["schemes"])
+    from splitstep.training import engine
+
+    trained, calls = engine.train, iter(range(100))
+
+    def interrupted(*args, **kwargs):
+        if next(calls) == 3:
+            raise KeyboardInterrupt
+        return trained(*args, **kwargs)
+
+    monkeypatch.setattr(engine, "train", interrupted)
+    other = Experiment(tmp_path / "b", whole, names, "none", 2)
+    with pytest.raises(KeyboardInterrupt):
+        compare(other, say=lambda line: None)
+    monkeypatch.setattr(engine, "train", trained)
+    assert _quality(compare(other, say=lambda line: None)) == _quality(first)
+    with pytest.raises(UserError, match=r"holds another comparison: comparison.match was 'none', now 'flops'"):
+        compare(Experiment(tmp_path / "b", whole, names, "flops", 2), say=lambda line: None)
+
+
+def test_a_run_that_fails_is_shown_and_the_others_go_on(whole, tmp_path, monkeypatch):
+    from splitstep.training import engine
+
+    trained = engine.train
+
+    def failing(run, *args, **kwargs):
+        if run.model["preset"] == "macaron":
+            raise RuntimeError("out of luck <script>")
+        return trained(run, *args, **kwargs)
+
+    monkeypatch.setattr(engine, "train", failing)
+    names = ["transformer", "macaron", "parallel"]
+    results = compare(Experiment(tmp_path / "a", whole, names, "none", 1), say=lambda line: None)
+    macaron = results["schemes"][1]
+    assert macaron["failed"] == {"seed-1": "out of luck <script>"}
+    assert macaron["values"] == []
+    assert results["schemes"][2]["verdict"]
+    assert "failed: macaron" in tables.sentence(results)
+    assert "out of luck &lt;script&gt;" in page.page([tmp_path / "a"])
+
+
+def test_the_command_compares_reports_and_prints_json(whole, tmp_path):
+    path = tmp_path / "recipe.toml"
+    published = {"source": "A paper <b>", "rows": [{"model.preset": "parallel", "value": 1.5}], "differs": "much"}
+    path.write_text(toml(whole.settings() | {"published": published}))
+    out = tmp_path / "out <i>"
+    command = [sys.executable, "-m", "splitstep", "compare", str(path), "--schemes", "transformer,parallel"]
+    answer = subprocess.run(
+        [*command, "--seeds", "1", "--out", str(out), "--jobs", "2", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert answer.returncode == 0, answer.stderr
+    results = json.loads(answer.stdout)
+    assert results["schemes"][1].keys() >= {"name", "metric", "mean", "values", "difference", "interval", "p_value"}
+    text = (out / "report.html").read_text()
+    assert "A paper &lt;b&gt;" in text
+    assert not re.search(r'(src|href)="http', text.replace(get_plotlyjs(), ""))
+    assert text.count('role="img"') == 4
+    assert "<h1>" in text
+    assert "| transformer |" in (out / "report.md").read_text()

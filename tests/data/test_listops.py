@@ -1,0 +1,120 @@
+"""ListOps: right by another way of computing, the same for the same seed, distributed as the arena's own."""
+
+import statistics
+from collections import Counter
+from itertools import islice
+
+import numpy as np
+import pytest
+from tests.published import published
+
+from splitstep.data.listops import DIGITS, OPERATORS, SYMBOLS, Shape, expressions, write
+from splitstep.solver.errors import UserError
+
+SHORT = Shape(max_depth=6, max_args=6, min_length=20, max_length=200)  # the short set of the development data
+
+
+def symbols(text):
+    return [word for word in text.split() if word not in "()"]
+
+
+def evaluated(text):
+    """What an expression comes to, by a stack and without a tree."""
+    meaning = {
+        "[MIN": lambda v: sorted(v)[0],
+        "[MAX": lambda v: sorted(v)[-1],
+        "[MED": lambda v: int(np.median(v)),
+        "[SM": lambda v: sum(v) - 10 * (sum(v) // 10),
+    }
+    stack = []
+    for word in symbols(text):
+        if word != "]":
+            stack.append(int(word) if word.isdigit() else word)
+            continue
+        values = []
+        while isinstance(stack[-1], int):
+            values.append(stack.pop())
+        stack.append(meaning[stack.pop()](values))
+    (value,) = stack
+    return value
+
+
+def depth(text):
+    level = deepest = 1
+    for word in symbols(text):
+        level += (word in OPERATORS) - (word == "]")
+        deepest = max(deepest, level)
+    return deepest
+
+
+@pytest.mark.parametrize("shape", [SHORT, Shape(min_length=100)])
+def test_every_label_is_right_and_every_expression_within_its_shape(shape):
+    drawn = list(islice(expressions(1, shape), 60))
+    assert len({text for text, _ in drawn}) == 60
+    for text, value in drawn:
+        assert evaluated(text) == value
+        assert text.count("(") == text.count(")")
+        assert set(symbols(text)) <= set(SYMBOLS)
+        assert shape.min_length < len(symbols(text)) < shape.max_length
+        assert depth(text) <= shape.max_depth
+
+
+def test_a_seed_fixes_the_expressions():
+    one, again, other = (list(islice(expressions(seed, SHORT), 20)) for seed in (3, 3, 4))
+    assert one == again
+    assert one != other
+
+
+def test_the_published_form_has_a_pair_of_parentheses_an_argument_and_one_for_the_end():
+    text, _ = next(expressions(1, Shape(max_depth=2, max_args=2, min_length=3, max_length=5)))
+    operator, first, second, end = symbols(text)
+    assert text == f"( ( ( {operator} {first} ) {second} ) {end} )"
+
+
+def test_the_statistics_are_those_of_the_arena_s_generator():
+    # 12,000 expressions of the arena's own code with these settings: mean 50.50, standard deviation 25.36
+    drawn = list(islice(expressions(1, SHORT), 2000))
+    lengths = [len(symbols(text)) for text, _ in drawn]
+    assert statistics.mean(lengths) == pytest.approx(50.5, abs=3 * 25.36 / 2000**0.5)
+    assert statistics.stdev(lengths) == pytest.approx(25.36, rel=0.08)
+    operators = Counter(word for text, _ in drawn for word in symbols(text) if word in OPERATORS)
+    for count in operators.values():
+        assert count / operators.total() == pytest.approx(1 / 4, abs=0.015)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "shape"), [("short_train", SHORT), ("basic_train", Shape())])
+def test_lengths_and_labels_are_distributed_as_in_the_arena_s_files(name, shape):
+    from scipy.stats import chi2_contingency, ks_2samp
+
+    rows = [line.split("\t") for line in published("lra_listops", f"{name}.tsv")[1:]]
+    drawn = list(islice(expressions(1, shape), 1000))
+    theirs, ours = ([len(symbols(text)) for text, _ in part] for part in (rows, drawn))
+    assert ks_2samp(theirs, ours).pvalue > 1e-3
+    counts = [Counter(str(value) for _, value in part) for part in (rows, drawn)]
+    assert chi2_contingency([[count[digit] for digit in DIGITS] for count in counts]).pvalue > 1e-3
+    assert all(evaluated(text) == int(value) for text, value in rows[:500])
+
+
+def test_files_have_the_arena_s_layout_and_share_no_expression(tmp_path):
+    paths = list(write(tmp_path, name="tiny", counts={"train": 30, "val": 5, "test": 5}, seed=1, shape=SHORT))
+    assert [path.name for path in paths] == ["tiny_train.tsv", "tiny_val.tsv", "tiny_test.tsv"]
+    lines = [path.read_text().splitlines() for path in paths]
+    assert [rows[0] for rows in lines] == ["Source\tTarget"] * 3
+    texts = [row.split("\t")[0] for rows in lines for row in rows[1:]]
+    assert len(set(texts)) == len(texts) == 40
+    with pytest.raises(UserError, match=r"tiny_train\.tsv is already there"):
+        list(write(tmp_path, name="tiny", counts={"train": 30}, seed=1, shape=SHORT))
+
+
+@pytest.mark.parametrize(
+    ("shape", "complaint"),
+    [
+        ({"max_args": 1}, "at least 2 deep with 2 arguments, got 10, 1"),
+        ({"min_length": 10, "max_length": 11}, "no expression is longer than 10 and shorter than 11"),
+        ({"max_depth": 2, "max_args": 5}, "no expression is longer than 500 and shorter than 2000, 2 deep"),
+    ],
+)
+def test_a_shape_that_no_expression_has_is_refused(shape, complaint):
+    with pytest.raises(UserError, match=complaint):
+        Shape(**shape)

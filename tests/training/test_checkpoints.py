@@ -1,0 +1,98 @@
+"""Checkpoints: whatever happens to a file, the run knows, and uses the one before."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests import corpora
+
+from splitstep.recipe import recipe
+from splitstep.solver.errors import UserError
+from splitstep.training import checkpoints
+from splitstep.training.engine import train
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A run that crashed after its fifth update, and its undisturbed twin."""
+    folder = tmp_path_factory.mktemp("stopped")
+    every = {"updates": 6, "save_every": 1, "evaluate_every": 6, "keep": 6}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPLITSTEP_CACHE", str(folder / "cache"))
+        torch.set_num_threads(1)
+        whole = recipe(corpora.language_recipe(corpora.articles(folder / "data"), training=every))
+        train(whole, folder / "whole")
+    shutil.copytree(folder / "whole", folder / "run")
+    (folder / "run" / "results.json").unlink()
+    shutil.rmtree(folder / "run" / "model")
+    shutil.rmtree(folder / "run" / "checkpoints" / "checkpoint-6")
+    return whole, folder
+
+
+def _names(folder):
+    return sorted(json.loads((folder / "complete.json").read_text()))
+
+
+def _damages():
+    return {
+        "truncated": lambda path: path.write_bytes(path.read_bytes()[:-3]),
+        "removed": lambda path: path.unlink(),
+        "altered": lambda path: path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:]),
+    }
+
+
+@pytest.mark.parametrize("damage", _damages())
+def test_every_damaged_file_is_named_and_the_checkpoint_before_is_used(stopped, tmp_path, damage, capsys):
+    _, folder = stopped
+    for name in [*_names(folder / "run" / "checkpoints" / "checkpoint-5"), "complete.json"]:
+        copy = tmp_path / name.replace("/", "-")
+        shutil.copytree(folder / "run" / "checkpoints", copy)
+        _damages()[damage](copy / "checkpoint-5" / name)
+        said = []
+        found = checkpoints.newest(copy, said.append)
+        assert found is not None
+        assert found.name == "checkpoint-4"
+        assert name in said[0] or "not finished" in said[0] or name == "complete.json"
+
+
+def test_from_the_checkpoint_before_the_run_ends_the_same(stopped, tmp_path, monkeypatch):
+    whole, folder = stopped
+    monkeypatch.setenv("SPLITSTEP_CACHE", str(tmp_path / "cache"))
+    shutil.copytree(folder / "run", tmp_path / "run")
+    path = tmp_path / "run" / "checkpoints" / "checkpoint-5" / "optimizer.pt"
+    path.write_bytes(path.read_bytes()[:-100])
+    train(whole, tmp_path / "run")
+    one, other = (load_file(run / "model" / "model.safetensors") for run in (folder / "whole", tmp_path / "run"))
+    assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_with_no_good_checkpoint_left_the_run_refuses_to_start_anew(stopped, tmp_path, monkeypatch):
+    whole, folder = stopped
+    monkeypatch.setenv("SPLITSTEP_CACHE", str(tmp_path / "cache"))
+    shutil.copytree(folder / "run", tmp_path / "run")
+    for path in (tmp_path / "run" / "checkpoints").iterdir():
+        (path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match=r"no complete checkpoint is left .*model.safetensors has 0 bytes"):
+        train(whole, tmp_path / "run")
+
+
+def test_the_average_is_the_mean_of_the_weights(tmp_path):
+    for number in (1, 2):
+        (tmp_path / str(number)).mkdir()
+        save_file(
+            {"w": torch.full((3,), float(number)), "n": torch.tensor([7])}, tmp_path / str(number) / "model.safetensors"
+        )
+    found = checkpoints.averaged([tmp_path / "1", tmp_path / "2"])
+    assert torch.equal(found["w"], torch.full((3,), 1.5))
+    assert torch.equal(found["n"], torch.tensor([7]))
+
+
+def test_writing_is_all_or_nothing(tmp_path, monkeypatch):
+    path = tmp_path / "results.json"
+    checkpoints.write_atomically(path, "first")
+    monkeypatch.setattr(checkpoints, "_sync", lambda path: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        checkpoints.write_atomically(path, "second")
+    assert path.read_text() == "first"
