@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from splitstep import __version__
-from splitstep.cli import bench, compare, data, inspect, run, use  # noqa: F401 (each adds its commands)
+from splitstep.cli import bench, compare, data, glue, inspect, run, use  # noqa: F401 (each adds its commands)
 from splitstep.cli.app import app
 from splitstep.solver.errors import RunError, UserError
 

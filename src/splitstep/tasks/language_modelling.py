@@ -98,11 +98,13 @@ class LanguageModelling(Task):
     def _prepared(self) -> Path:
         made_from = {"task": "language-modelling", "files": self.fingerprint}
         settings = self.data.model_dump(exclude={"root", "tokens_per_sample"})
-        return cached(made_from | {"data": settings}, self._prepare)
+        origin = vocabulary.origin(self.data.vocabulary.under(self.data.root), given=self.initial)
+        return cached(made_from | {"data": settings, "vocabulary": origin}, self._prepare)
 
     def _prepare(self, folder: Path) -> None:
         self.say("reading the text and learning the vocabulary")
-        tokenizer = vocabulary.learn(self.data.vocabulary.under(self.data.root), self.documents("train"))
+        settings = self.data.vocabulary.under(self.data.root)
+        tokenizer = vocabulary.chosen(settings, self.documents("train"), given=self.initial)
         tokenizer.save(str(folder / "tokenizer.json"))
         for split in self.splits:
             Ragged.write(folder / split, self._encoded(tokenizer, split))
