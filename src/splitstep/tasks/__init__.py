@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 # A new task is one file and one row.
 TASKS = {
+    "glue": "splitstep.tasks.glue:Glue",
     "images": "splitstep.tasks.images:Images",
     "language-modelling": "splitstep.tasks.language_modelling:LanguageModelling",
     "pre-training": "splitstep.tasks.pretraining:PreTraining",

@@ -52,7 +52,8 @@ class Task(ABC):
     """Data, model, loss and metrics of one kind of problem.
 
     A task is built from its settings and, to evaluate a trained model, from that model's folder, whose vocabulary or
-    image processor it then uses.
+    image processor it then uses. Where training begins with another model, `initial` is the folder of that one: its
+    vocabulary is used, but the labels are those of the data.
     """
 
     Data: ClassVar[type[Section]]
@@ -64,9 +65,16 @@ class Task(ABC):
     loss_options: ClassVar[Mapping[str, Any]] = {}  # further arguments of the model's forward, for its loss
 
     def __init__(
-        self, data: Any, evaluation: Any, *, folder: Path | None = None, say: Callable[[str], None] = lambda line: None
+        self,
+        data: Any,
+        evaluation: Any,
+        *,
+        folder: Path | None = None,
+        initial: Path | None = None,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self.data, self.evaluation, self.folder, self.say = data, evaluation, folder, say
+        self.data, self.evaluation, self.say = data, evaluation, say
+        self.folder, self.initial = folder, initial
 
     @property
     @abstractmethod

@@ -118,28 +118,24 @@ class PreTraining(Task):
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The model's own, or that of the recipe, learnt on the training text if need be."""
-        tokenizer = vocabulary.load(self.folder or self._learnt)
-        return vocabulary.end_with(tokenizer, **_template(tokenizer))
+        return vocabulary.load(self.folder or self._learnt)
 
     @cached_property
     def _learnt(self) -> Path:
-        return cached({"task": "pre-training", "vocabulary": self._made_from("train")}, self._learn)
+        origin = vocabulary.origin(self.data.vocabulary.under(self.data.root), given=self.initial)
+        return cached({"task": "pre-training", "text": self._made_from("train"), "vocabulary": origin}, self._learn)
 
-    def _made_from(self, *splits: str) -> dict[str, Any]:
-        """What the sentences of these splits depend on."""
-        given = self.data.vocabulary.under(self.data.root).file
-        settings = {"folder", "train", "valid", "test", "valid_every", "sentences", "min_words", "vocabulary"}
-        return {
-            "splits": splits,
-            "files": self.fingerprint,
-            "given": fingerprint([Path(given)]) if given else None,
-            "data": self.data.model_dump(include=settings),
-        }
+    def _made_from(self, split: str) -> dict[str, Any]:
+        """What the sentences of a split depend on."""
+        settings = {"folder", "train", "valid", "test", "valid_every", "sentences", "min_words"}
+        return {"split": split, "files": self.fingerprint, "data": self.data.model_dump(include=settings)}
 
     def _learn(self, folder: Path) -> None:
         self.say("reading the training text for its vocabulary")
         settings = self.data.vocabulary.under(self.data.root)
-        vocabulary.learn(settings, chain.from_iterable(self.documents("train"))).save(str(folder / "tokenizer.json"))
+        texts = chain.from_iterable(self.documents("train"))
+        tokenizer = vocabulary.chosen(settings, texts, given=self.initial)
+        vocabulary.end_with(tokenizer, **_template(tokenizer)).save(str(folder / "tokenizer.json"))
 
     @cached_property
     def _corpora(self) -> dict[str, Corpus]:
@@ -154,7 +150,7 @@ class PreTraining(Task):
         return self._corpora[split]
 
     def _tokenised(self, split: str) -> Path:
-        made_from = {"task": "pre-training", "tokens": self._made_from(split), "vocabulary": self._vocabulary_sum}
+        made_from = {"task": "pre-training", "text": self._made_from(split), "vocabulary": self._vocabulary_sum}
         return cached(made_from, lambda folder: self._tokenise(folder, split))
 
     @cached_property
