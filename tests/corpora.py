@@ -4,6 +4,8 @@ import gzip
 import random
 from pathlib import Path
 
+from splitstep.data.glue import GLUE
+
 DIGITS = ["null", "eins", "zwei", "drei", "vier"], ["zero", "one", "two", "three", "four"]
 
 
@@ -38,6 +40,20 @@ def articles(folder: Path, **counts: int) -> Path:
             words = " ".join(str((start + i) % 20) for i in range(40))
             lines += [" ", f" = Article {article} = ", " ", f" {words} "]
         (folder / f"wiki.{split}.tokens").write_text("".join(f"{line}\n" for line in lines))
+    return folder
+
+
+def documents(folder: Path, **counts: int) -> Path:
+    """Files train.txt and so on: documents with blank lines between, each of which repeats one word."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, (split, count) in enumerate((counts or {"train": 30, "valid": 8, "test": 8}).items()):
+        rng = random.Random(number)
+        texts = []
+        for document in range(count):
+            word = DIGITS[1][document % len(DIGITS[1])]
+            lengths = [rng.randint(3, 6) for _ in range(6)]
+            texts.append("\n".join(f"{' '.join([word] * length).capitalize()} ." for length in lengths))
+        (folder / f"{split}.txt").write_text("\n\n".join(texts))
     return folder
 
 
@@ -84,6 +100,52 @@ def papers(folder: Path, **counts: int) -> Path:
     return folder
 
 
+# The published columns of each task of GLUE; CoLA's files have no header.
+GLUE_COLUMNS = {
+    "CoLA": ["source", "label", "mark", "sentence"],
+    "SST-2": ["sentence", "label"],
+    "MRPC": ["Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"],
+    "STS-B": [
+        "index",
+        "genre",
+        "filename",
+        "year",
+        "old_index",
+        "source1",
+        "source2",
+        "sentence1",
+        "sentence2",
+        "score",
+    ],
+    "QQP": ["id", "qid1", "qid2", "question1", "question2", "is_duplicate"],
+    "MNLI": ["index", "promptID", "pairID", "genre", "sentence1", "sentence2", "label1", "gold_label"],
+    "QNLI": ["index", "question", "sentence", "label"],
+    "RTE": ["index", "sentence1", "sentence2", "label"],
+}
+
+
+def glue(folder: Path, **counts: int) -> Path:
+    """The eight tasks: which word is first tells the label, and an odd quotation mark means nothing."""
+    rng = random.Random(0)
+    for name, columns in GLUE_COLUMNS.items():
+        task = GLUE[name]
+        (folder / "glue" / name).mkdir(parents=True, exist_ok=True)
+        labels = [*task.names] or ["1.000", "4.500"]
+        for split, count in (counts or {"train": 24, "valid": 12}).items():
+            rows = [] if task.header else [columns]
+            for number in range(count):
+                label = labels[number % len(labels)]
+                cells = dict.fromkeys(columns, "n/a") | {task.label: label}
+                for text in task.texts:
+                    words = rng.choices(DIGITS[1], k=rng.randint(2, 5))
+                    cells[text] = " ".join([DIGITS[1][labels.index(label)], '"quoted', *words])
+                rows.append([*cells.values()])
+            mark = "\ufeff" if name == "MRPC" else ""
+            text = mark + "".join("\t".join(row) + "\n" for row in rows)
+            (folder / "glue" / name / task.files[split]).write_text(text, encoding="utf-8")
+    return folder
+
+
 TINY = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
 TRAINING = {"updates": 6, "batch_size": 8, "learning_rate": 3e-3, "evaluate_every": 4, "log_every": 2}
 
@@ -107,6 +169,13 @@ def language_recipe(root: Path, **sections: dict) -> dict:
     return merged({"task": "language-modelling", "model": TINY, "data": data, "training": TRAINING}, sections)
 
 
+def pretraining_recipe(root: Path, **sections: dict) -> dict:
+    """A tiny pre-training on the fixture."""
+    names = {split: {"paragraphs": [f"{split}.txt"]} for split in ("train", "valid", "test")}
+    data = {"root": str(root), "max_length": 24, "vocabulary": {"size": 300, "lowercase": True}, **names}
+    return merged({"task": "pre-training", "model": TINY, "data": data, "training": TRAINING}, sections)
+
+
 def classification_recipe(root: Path, **sections: dict) -> dict:
     """A tiny classifier of the fixture's news."""
     names = {split: [f"{split}.csv"] for split in ("train", "valid", "test")}
@@ -119,6 +188,12 @@ def matching_recipe(root: Path, **sections: dict) -> dict:
     names = {split: [f"pairs.{split}.tsv"] for split in ("train", "valid", "test")}
     data = {"root": str(root), "format": "aan", "max_length": 12, "vocabulary": {"kind": "word"}, **names}
     return merged({"task": "text-matching", "model": TINY, "data": data, "training": TRAINING}, sections)
+
+
+def glue_recipe(root: Path, **sections: dict) -> dict:
+    """A tiny model of a task of GLUE."""
+    data = {"root": str(root), "task": "SST-2", "max_length": 24, "vocabulary": {"size": 300, "lowercase": True}}
+    return merged({"task": "glue", "model": TINY, "data": data, "training": TRAINING}, sections)
 
 
 def merged(tables: dict, sections: dict) -> dict:

@@ -111,6 +111,8 @@ def test_differences_name_the_keys_with_both_values():
 TOLD = {
     "translation": {"vocab_size": 1000, "pad_token_id": 0, "decoder_start_token_id": 1},
     "language-modelling": {"vocab_size": 100_000},
+    "pre-training": {"vocab_size": 30_000},
+    "glue": {"vocab_size": 30_000},
     "images": {"num_labels": 100},
     "text-classification": {"vocab_size": 1000, "num_labels": 2},
     "text-matching": {"vocab_size": 1000, "num_labels": 2},
@@ -119,7 +121,8 @@ TOLD = {
 
 @pytest.mark.parametrize("name", packaged())
 def test_every_recipe_builds_all_its_models(name):
-    for label, run in load(name):
+    models = {toml(run.model): (label, run) for label, run in load(name)}
+    for label, run in models.values():
         model = dict(run.model)
         kind = task_class(run.task).kind
         config = preset(model.pop("preset", "transformer"), kind, **{**TOLD[run.task], **model})
@@ -149,6 +152,8 @@ FIXTURES = {
     "images": (image_files.cifar, image_files.images_recipe),
     "text-classification": (corpora.news, corpora.classification_recipe),
     "text-matching": (corpora.papers, corpora.matching_recipe),
+    "pre-training": (corpora.documents, corpora.pretraining_recipe),
+    "glue": (corpora.glue, corpora.glue_recipe),
 }
 
 
@@ -168,7 +173,8 @@ def _on_a_fixture(name, folder, sizes):
     if sizes and "num_independent_layers" in tables["model"]:
         sizes = {**sizes, "num_independent_layers": 1}
     rate = {"learning_rate": min(tables["training"]["learning_rate"], 1e-2), "schedule": "constant"}
-    tables["training"].pop("epochs", None)
+    for key in ("epochs", "init", "warmup_share"):
+        tables["training"].pop(key, None)
     context = {"context_window": 4} if run.task == "language-modelling" else {}
     sections = {"model": sizes, "training": {**training, **size, **rate}, "evaluation": context}
     return recipe({**corpora.merged(tables, sections), "data": data})

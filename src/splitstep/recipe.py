@@ -28,6 +28,8 @@ class Training(Section):
     """How a model is trained. An update is one step of the optimizer, over all processes."""
 
     seed: int = Field(default=1, ge=0)
+    init: str | None = None  # a run or a model folder to begin with; its vocabulary is used, and heads are new
+    init_weights: Literal["trained", "random"] = "trained"  # random: its architecture and vocabulary alone
     updates: Positive | None = None
     epochs: Positive | None = None
 
@@ -50,6 +52,7 @@ class Training(Section):
 
     schedule: Literal["constant", "inverse_sqrt", "linear", "cosine", "cosine_restarts", "transevolve"] = "constant"
     warmup: int = Field(default=0, ge=0)  # updates
+    warmup_share: Rate = 0.0  # of all updates, in place of their number
     warmup_init: float = Field(default=0.0, ge=0)
     min_learning_rate: float = Field(default=0.0, ge=0)
     period: Positive | None = None  # of cosine_restarts, in updates; each next one `period_factor` times as long
@@ -80,6 +83,10 @@ class Training(Section):
             raise ValueError("give one of training.updates and training.epochs")
         if (self.tokens_per_update is None) == (self.batch_size is None):
             raise ValueError("give one of training.tokens_per_update and training.batch_size")
+        if self.init_weights == "random" and self.init is None:
+            raise ValueError("training.init_weights = 'random' needs training.init, the model it is like")
+        if self.warmup and self.warmup_share:
+            raise ValueError("give one of training.warmup and training.warmup_share")
         if self.final == "ema" and self.ema is None:
             raise ValueError("training.final = 'ema' needs training.ema, the decay of the average")
         if self.schedule == "cosine_restarts" and self.period is None:
@@ -189,22 +196,31 @@ def recipe(tables: Mapping[str, Any]) -> Recipe:
     return checked
 
 
-def load(name: str, settings: Iterable[str] = ()) -> list[tuple[str, Recipe]]:
-    """The runs of a recipe under the command line's settings: one, or one a combination of its grid, with its name."""
-    tables = read(name)
-    for key, value in map(setting, settings):
+def with_settings(tables: Mapping[str, Any], settings: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """The tables under settings; of two keys that exclude each other the one that is set stays."""
+    for key, value in settings:
         tables = with_setting(without(tables, EITHER.get(key)), key, value)
+    return dict(tables)
+
+
+def load(name: str, settings: Iterable[str] = ()) -> list[tuple[str, Recipe]]:
+    """The runs of a recipe under the command line's settings."""
+    return runs(with_settings(read(name), map(setting, settings)))
+
+
+def runs(tables: Mapping[str, Any]) -> list[tuple[str, Recipe]]:
+    """The runs of a recipe's tables: one, or one a combination of its grid, with its name."""
     whole = recipe(tables)
     if not whole.grid:
         return [("", whole)]
-    runs = []
+    found = []
     for values in itertools.product(*whole.grid.values()):
         chosen = dict(zip(whole.grid, values, strict=True))
         run = {key: value for key, value in tables.items() if key != "grid"}
         for key, value in chosen.items():
             run = with_setting(run, key, value)
-        runs.append((",".join(f"{key.rpartition('.')[2]}={value}" for key, value in chosen.items()), recipe(run)))
-    return runs
+        found.append((",".join(f"{key.rpartition('.')[2]}={value}" for key, value in chosen.items()), recipe(run)))
+    return found
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -> dict[str, tuple[Any, Any]]:

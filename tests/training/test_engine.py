@@ -14,6 +14,7 @@ from tests import corpora
 
 from splitstep.recipe import recipe, toml
 from splitstep.solver.errors import UserError
+from splitstep.tasks import task_class
 from splitstep.training.engine import check, evaluate, train
 from splitstep.training.run import Run
 from splitstep.training.trainer import NotFiniteError, SplitstepTrainer
@@ -34,6 +35,10 @@ def _language(folder, **sections):
     return corpora.language_recipe(corpora.articles(folder), **sections)
 
 
+def _pretraining(folder, **sections):
+    return corpora.pretraining_recipe(corpora.documents(folder), **sections)
+
+
 def _classification(folder, **sections):
     return corpora.classification_recipe(corpora.news(folder), **sections)
 
@@ -41,6 +46,7 @@ def _classification(folder, **sections):
 TASKS = {
     "translation": _translation,
     "language-modelling": _language,
+    "pre-training": _pretraining,
     "text-classification": _classification,
 }
 dropout = {"dropout": 0.2, "attention_dropout": 0.1}
@@ -201,7 +207,9 @@ def test_a_folder_that_is_no_run_folder_is_left_alone(tables, tmp_path):
 
 
 def test_bad_data_leave_no_half_made_run_folder(tables, tmp_path):
-    wrong = recipe(corpora.merged(tables, {"data": {"train": ["missing.{language}"]}}))
+    missing = ["missing.{language}"]
+    names = {"paragraphs": missing} if tables["task"] == "pre-training" else missing
+    wrong = recipe(corpora.merged(tables, {"data": {"train": names}}))
     with pytest.raises(UserError, match="no file"):
         train(wrong, tmp_path / "run")
     with pytest.raises(UserError, match=r"model: .*does not divide"):
@@ -216,7 +224,11 @@ def test_check_makes_one_update_and_keeps_nothing(tables, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "data"]
 
 
-def test_every_task_overfits_one_batch(tables, tmp_path):
+def test_every_task_overfits_one_batch(tables, tmp_path, monkeypatch):
+    task = task_class(tables["task"])
+    batch = task.batch
+    # What is drawn is drawn once: otherwise there is no one batch.
+    monkeypatch.setattr(task, "batch", lambda self, split, indices, **_: batch(self, split, indices))
     settings = {"updates": 120, "evaluate_every": 120, "log_every": 10, "learning_rate": 1e-2}
     quiet = corpora.merged(tables, {"model": {"dropout": 0.0, "attention_dropout": 0.0}, "training": settings})
     files = sorted((tmp_path / "data").iterdir())

@@ -13,17 +13,18 @@ from splitstep.solver.errors import UserError, lookup
 @app.command()
 def bench(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="attention, evolution or losses; all without it.")
+        str | None, typer.Argument(metavar="[NAME]", help="attention, decoding, evolution or losses; all without it.")
     ] = None,
     as_json: Json = False,
     repeats: Annotated[int, typer.Option(help="Measurements of each contestant, of which the median counts.")] = 7,
 ) -> None:
     """Speed side by side, in one process, in turns, as ratios.
 
-    attention: explicit attention against torch's fused kernel. evolution: attention evolved in time against attention
-    computed in every layer, with each feed-forward network. losses: the loss of a vocabulary in chunks or in bands
-    against all logits at once. Each ratio is to the fastest reference: above 1 is faster. A precision that the machine
-    does not multiply natively is left out, and the report says which there were.
+    attention: explicit attention against torch's fused kernel. decoding: beam search against transformers' generate.
+    evolution: attention evolved in time against attention computed in every layer, with each feed-forward network.
+    losses: the loss of a vocabulary in chunks or in bands against all logits at once. Each ratio is to the fastest
+    reference: above 1 is faster. A precision that the machine does not multiply natively is left out, and the report
+    says which there were.
     """
     names = BENCHES if name is None else {name: lookup("benchmark", name, BENCHES)}
     if repeats < 1:
@@ -48,5 +49,5 @@ def bench(
         typer.echo(", ".join(f"{key} {value}" for key, value in benches.machine().items()), err=True)
 
 
-BENCHES = {name: f"splitstep.bench.{name}" for name in ("attention", "evolution", "losses")}
+BENCHES = {name: f"splitstep.bench.{name}" for name in ("attention", "decoding", "evolution", "losses")}
 BENCH_WIDTHS = (9, 32, 36, 9, 8)

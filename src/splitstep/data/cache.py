@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-LAYOUT = 1  # of the cached files; a new layout is another cache
+LAYOUT = 2  # of the cached files; a new layout is another cache
 
 
 @dataclass(frozen=True)
@@ -49,29 +49,28 @@ class Ragged:
     @classmethod
     def write(cls, path: Path, sequences: Iterable[Sequence[int] | NDArray[np.int32]]) -> None:
         """Write the sequences to two files that `open` maps; they need not fit in memory together."""
-        ends, end = [], 0
-        with _tokens_file(path).open("wb") as file:
+        end = 0
+        with beside(path, "tokens").open("wb") as tokens, beside(path, "ends").open("wb") as ends:
             for sequence in sequences:
-                file.write(np.asarray(sequence, dtype=np.int32).tobytes())
+                tokens.write(np.asarray(sequence, dtype=np.int32).tobytes())
                 end += len(sequence)
-                ends.append(end)
-        np.save(_ends_file(path), np.asarray(ends, dtype=np.int64))
+                ends.write(np.int64(end).tobytes())
 
     @classmethod
     def open(cls, path: Path) -> "Ragged":
         """The sequences of a file, read when they are used."""
-        ends = np.load(_ends_file(path), mmap_mode="r")
-        empty = not len(ends) or not ends[-1]  # which cannot be mapped
-        tokens = np.zeros(0, np.int32) if empty else np.memmap(_tokens_file(path), dtype=np.int32, mode="r")
-        return cls(tokens, ends)
+        return cls(mapped(beside(path, "tokens"), np.int32), mapped(beside(path, "ends"), np.int64))
 
 
-def _tokens_file(path: Path) -> Path:
-    return path.with_name(f"{path.name}.tokens")
+def beside(path: Path, ending: str) -> Path:
+    """The file of that ending that belongs to a path."""
+    return path.with_name(f"{path.name}.{ending}")
 
 
-def _ends_file(path: Path) -> Path:
-    return path.with_name(f"{path.name}.ends.npy")
+def mapped(path: Path, kind: type[np.generic]) -> NDArray[Any]:
+    """The numbers of a file, read when they are used."""
+    empty = not path.stat().st_size  # which cannot be mapped
+    return np.zeros(0, kind) if empty else np.memmap(path, dtype=kind, mode="r")
 
 
 def cache_root() -> Path:

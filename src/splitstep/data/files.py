@@ -82,10 +82,11 @@ def _decoded(raw: bytes, encoding: str, path: Path, number: int) -> str:
     return line.removesuffix("\n").removesuffix("\r")
 
 
-def fingerprint(paths: Iterable[Path]) -> dict[str, str]:
-    """The content of each file as a checksum, by which a run knows its data again."""
+def fingerprint(paths: Iterable[Path], *, under: Path | None = None) -> dict[str, str]:
+    """The content of each file as a checksum, by which a run knows its data again; files are named below a folder."""
     sums = {}
     for path in paths:
         with path.open("rb") as file:
-            sums[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+            name = path.name if under is None else path.relative_to(under).as_posix()
+            sums[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return sums

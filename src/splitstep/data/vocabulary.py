@@ -11,7 +11,7 @@ from pydantic import Field
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from splitstep.data import listops
-from splitstep.data.files import data_root, find, lines
+from splitstep.data.files import data_root, find, fingerprint, lines
 from splitstep.data.settings import Section
 from splitstep.solver.errors import UserError, lookup
 
@@ -149,6 +149,23 @@ def learn(settings: Vocabulary, texts: Iterable[str]) -> Tokenizer:
     tokenizer = lookup("vocabulary", settings.kind, KINDS)(settings, texts)
     tokenizer.normalizer = normalizer
     return tokenizer
+
+
+def chosen(settings: Vocabulary, texts: Iterable[str], *, given: Path | None) -> Tokenizer:
+    """The tokenizer of a model folder where one is given, or one that is learnt."""
+    if given is None:
+        return learn(settings, texts)
+    tokenizer = load(given)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def origin(settings: Vocabulary, *, given: Path | None) -> dict[str, Any]:
+    """What the chosen tokenizer depends on beside the texts, as a key to what is made with it."""
+    if given is not None:
+        return fingerprint([given / "tokenizer.json"])
+    return settings.model_dump(exclude={"file"}) | fingerprint([Path(settings.file)] if settings.file else [])
 
 
 def specials(tokenizer: Tokenizer) -> dict[str, int]:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 # What a kind of model usually has, whatever its scheme.
 KINDS: dict[str, dict[str, Any]] = {
     "encoder": {"hidden_act": "gelu", "position_embedding": "learned", "type_vocab_size": 2},
-    "causal": {"hidden_act": "gelu_tanh", "position_embedding": "learned"},
+    "causal": {"hidden_act": "gelu_tanh", "position_embedding": "learned", "pooling": "last"},
     "seq2seq": {"hidden_act": "relu", "scale_embedding": True, "initialization": "xavier"},
     "image": {"hidden_act": "gelu", "position_embedding": "learned", "layer_norm_eps": 1e-6, "vocab_size": 1},
 }

@@ -10,8 +10,10 @@ if TYPE_CHECKING:
 
 # A new task is one file and one row.
 TASKS = {
+    "glue": "splitstep.tasks.glue:Glue",
     "images": "splitstep.tasks.images:Images",
     "language-modelling": "splitstep.tasks.language_modelling:LanguageModelling",
+    "pre-training": "splitstep.tasks.pretraining:PreTraining",
     "text-classification": "splitstep.tasks.classification:Classification",
     "text-matching": "splitstep.tasks.matching:Matching",
     "translation": "splitstep.tasks.translation:Translation",

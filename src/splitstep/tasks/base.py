@@ -33,6 +33,10 @@ METRICS = {
     "matthews": max,
     "pearson": max,
     "spearman": max,
+    "mlm_loss": min,
+    "mlm_accuracy": max,
+    "nsp_loss": min,
+    "nsp_accuracy": max,
 }
 
 
@@ -48,7 +52,8 @@ class Task(ABC):
     """Data, model, loss and metrics of one kind of problem.
 
     A task is built from its settings and, to evaluate a trained model, from that model's folder, whose vocabulary or
-    image processor it then uses.
+    image processor it then uses. Where training begins with another model, `initial` is the folder of that one: its
+    vocabulary is used, but the labels are those of the data.
     """
 
     Data: ClassVar[type[Section]]
@@ -60,9 +65,16 @@ class Task(ABC):
     loss_options: ClassVar[Mapping[str, Any]] = {}  # further arguments of the model's forward, for its loss
 
     def __init__(
-        self, data: Any, evaluation: Any, *, folder: Path | None = None, say: Callable[[str], None] = lambda line: None
+        self,
+        data: Any,
+        evaluation: Any,
+        *,
+        folder: Path | None = None,
+        initial: Path | None = None,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self.data, self.evaluation, self.folder, self.say = data, evaluation, folder, say
+        self.data, self.evaluation, self.say = data, evaluation, say
+        self.folder, self.initial = folder, initial
 
     @property
     @abstractmethod
@@ -110,6 +122,12 @@ class Task(ABC):
     def from_loss(self, loss: float, split: str) -> dict[str, float]:
         """The metrics that follow from the loss an item."""
         return {"loss": loss}
+
+    def validate(self, predictor: "Predictor", split: str, *, select: str = "loss") -> dict[str, Any]:
+        """What is looked at during training: what follows from the loss, or all if what selects is not among it."""
+        if select in self.from_loss(0.0, split):
+            return self.from_loss(predictor.mean_loss(self, split), split)
+        return self.measure(predictor, split).metrics
 
     @abstractmethod
     def measure(self, predictor: "Predictor", split: str) -> Measured:

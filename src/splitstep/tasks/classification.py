@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,7 +98,8 @@ class Sequences:
 class Classification(Task):
     """The label of a text or of a pair of texts, or a number."""
 
-    Data, Evaluation = ClassificationData, ClassificationEvaluation
+    Data: ClassVar[type[Section]] = ClassificationData
+    Evaluation: ClassVar[type[Section]] = ClassificationEvaluation
     kind = "encoder"
     model_class = "SplitstepForSequenceClassification"
     metric = "accuracy"
@@ -184,7 +185,8 @@ class Classification(Task):
     @cached_property
     def _learnt(self) -> Path:
         made_from = {"task": "text-classification", "files": self._checksums("train"), "data": self._reading()}
-        return cached(made_from | {"vocabulary": self.data.vocabulary.model_dump()}, self._learn)
+        origin = vocabulary.origin(self.data.vocabulary.under(self.data.root), given=self.initial)
+        return cached(made_from | {"vocabulary": origin}, self._learn)
 
     def _reading(self) -> dict[str, Any]:
         chosen = {"format", "texts", "label", "labels", "valid_every", "on_bad"}
@@ -194,7 +196,7 @@ class Classification(Task):
         self.say("reading the training examples and learning the vocabulary")
         settings = self.data.vocabulary.under(self.data.root)
         texts = chain.from_iterable(example.texts for example in self.examples("train"))
-        tokenizer = vocabulary.learn(settings, texts)
+        tokenizer = vocabulary.chosen(settings, texts, given=self.initial)
         first, end = (tokenizer.id_to_token(vocabulary.specials(tokenizer)[role]) for role in ("bos", "eos"))
         vocabulary.end_with(tokenizer, single=f"{first} $A {end}", pair=f"{first} $A {end} $B:1 {end}:1")
         tokenizer.save(str(folder / "tokenizer.json"))

@@ -98,11 +98,13 @@ class LanguageModelling(Task):
     def _prepared(self) -> Path:
         made_from = {"task": "language-modelling", "files": self.fingerprint}
         settings = self.data.model_dump(exclude={"root", "tokens_per_sample"})
-        return cached(made_from | {"data": settings}, self._prepare)
+        origin = vocabulary.origin(self.data.vocabulary.under(self.data.root), given=self.initial)
+        return cached(made_from | {"data": settings, "vocabulary": origin}, self._prepare)
 
     def _prepare(self, folder: Path) -> None:
         self.say("reading the text and learning the vocabulary")
-        tokenizer = vocabulary.learn(self.data.vocabulary.under(self.data.root), self.documents("train"))
+        settings = self.data.vocabulary.under(self.data.root)
+        tokenizer = vocabulary.chosen(settings, self.documents("train"), given=self.initial)
         tokenizer.save(str(folder / "tokenizer.json"))
         for split in self.splits:
             Ragged.write(folder / split, self._encoded(tokenizer, split))
@@ -215,3 +217,21 @@ class LanguageModelling(Task):
                 for index, (start, end, counted), row in zip(indices.tolist(), chosen, rows, strict=True):
                     found[index] = row[counted - start - 1 : end - start - 1]
         return np.concatenate(predictor.gathered(found))
+
+    def continued(self, prompt: str, predictor: "Predictor", *, tokens: int, temperature: float, seed: int) -> str:
+        """The prompt and what the model writes after it."""
+        import torch
+
+        ids = next(vocabulary.encode(self.tokenizer, [prompt], add_special_tokens=False)).astype(np.int64)
+        room = self.data.tokens_per_sample - 1  # positions that the model knows
+        inputs = predictor.to_device({"input_ids": ids[None, -room:]})
+        draw = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+        torch.manual_seed(seed)
+        with predictor:
+            out = predictor.model.generate(  # type: ignore[operator]
+                **inputs,
+                attention_mask=torch.ones_like(inputs["input_ids"]),
+                max_new_tokens=min(tokens, self.data.tokens_per_sample - inputs["input_ids"].shape[1]),
+                **draw,
+            )
+        return self.tokenizer.decode(out[0].tolist(), skip_special_tokens=True)

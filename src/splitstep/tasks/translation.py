@@ -113,12 +113,14 @@ class Translation(Task):
     @cached_property
     def _prepared(self) -> Path:
         made_from = {"task": "translation", "files": self.fingerprint, "data": self.data.model_dump(exclude={"root"})}
-        return cached(made_from, self._prepare)
+        origin = vocabulary.origin(self.data.vocabulary.under(self.data.root), given=self.initial)
+        return cached(made_from | {"vocabulary": origin}, self._prepare)
 
     def _prepare(self, folder: Path) -> None:
         self.say("reading the training text and learning the vocabulary")
         pairs = self.pairs("train")
-        tokenizer = vocabulary.learn(self.data.vocabulary.under(self.data.root), chain.from_iterable(pairs))
+        texts = chain.from_iterable(pairs)
+        tokenizer = vocabulary.chosen(self.data.vocabulary.under(self.data.root), texts, given=self.initial)
         vocabulary.end_with(tokenizer, single="$A </s>")
         tokenizer.save(str(folder / "tokenizer.json"))
         for side, name in enumerate(("source", "target")):

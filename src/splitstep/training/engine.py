@@ -27,6 +27,7 @@ from splitstep.tasks import task_class
 from splitstep.tasks.base import METRICS, Task
 from splitstep.tasks.prediction import Predictor
 from splitstep.training import checkpoints
+from splitstep.training.initial import initial_checksums, initial_configuration, initial_folder
 from splitstep.training.progress import clock, progress
 from splitstep.training.rates import rate
 from splitstep.training.run import Run
@@ -55,21 +56,26 @@ def rank() -> int:
 
 
 def configuration(recipe: Recipe, task: Task) -> SplitstepConfig:
-    """The configuration of the recipe's model, with what the data tell."""
+    """The configuration of the recipe's model, or of the one that training begins with, with what the data tell."""
     chosen = dict(recipe.model)
-    name, kind = chosen.pop("preset", "transformer"), chosen.pop("kind", task.kind)
     told = {key: value for key, value in task.settings().items() if key not in chosen}
     try:
+        if task.initial is not None:
+            return initial_configuration(task.initial, recipe, told)
+        name, kind = chosen.pop("preset", "transformer"), chosen.pop("kind", task.kind)
         return preset(name, kind, **{**told, **chosen})
     except UserError as error:
         raise UserError(f"model: {error}") from None
 
 
 def build(recipe: Recipe, config: SplitstepConfig) -> "SplitstepPreTrainedModel":
-    """The recipe's model with the weights of its seed."""
-    task = task_class(recipe.task)
+    """The recipe's model with the weights of its seed, or those that training begins with."""
+    model = getattr(splitstep, task_class(recipe.task).model_class)
     torch.manual_seed(recipe.training.seed)
-    return getattr(splitstep, task.model_class)(config)
+    folder = initial_folder(recipe)
+    if folder is None or recipe.training.init_weights == "random":
+        return model(config)
+    return model.from_pretrained(folder, config=config).train()
 
 
 def plan(task: Task, settings: Training) -> Plan:
@@ -116,17 +122,23 @@ def train(recipe: Recipe, folder: Path, *, name: str = "", say: Say | None = Non
     if recipe.training.select not in METRICS:
         raise UserError(f"training.select: choose from {', '.join(METRICS)}, got {settings.select!r}")
     begun = run.recipe_file.is_file()
+    made_from = task.fingerprint | initial_checksums(task.initial)
     if begun:
-        run.check(recipe, task.fingerprint)
+        run.check(recipe, made_from)
         results = run.results()
         if results is not None and results["updates_asked"] >= updates:
             tell(f"{folder} is finished after {results['updates']:,} updates; nothing to do")
             return Outcome(0, results)
+    model = build(recipe, config)
+    if task.initial is not None:
+        tell(
+            f"beginning with the {settings.init_weights} weights, the architecture and the vocabulary of {task.initial}"
+        )
     with processes(settings), run.locked() if rank() == 0 else nullcontext():
         if not begun and rank() == 0:
-            run.begin(recipe, task.fingerprint, threads=torch.get_num_threads(), processes=_world())
+            run.begin(recipe, made_from, threads=torch.get_num_threads(), processes=_world())
         _together()
-        return _train(recipe, run, task, config, batches, updates, name=name, tell=tell)
+        return _train(recipe, run, task, model, batches, updates, name=name, tell=tell)
 
 
 def _only_lock(folder: Path) -> bool:
@@ -149,21 +161,21 @@ def _together() -> None:
 
 def task_of(recipe: Recipe, say: Say = lambda line: None, folder: Path | None = None) -> Task:
     """The task of a recipe with its data, and the vocabulary of a model where a folder is given."""
-    return task_class(recipe.task)(recipe.data, recipe.evaluation, folder=folder, say=say)
+    initial = initial_folder(recipe) if folder is None else None
+    return task_class(recipe.task)(recipe.data, recipe.evaluation, folder=folder, initial=initial, say=say)
 
 
 def _train(
-    recipe: Recipe, run: Run, task: Task, config: SplitstepConfig, batches: Plan, updates: int, *, name: str, tell: Say
+    recipe: Recipe, run: Run, task: Task, model: Any, batches: Plan, updates: int, *, name: str, tell: Say
 ) -> Outcome:
     settings = recipe.training
     checkpoint = checkpoints.newest(run.checkpoints, tell, clear=rank() == 0)
     done = 0 if checkpoint is None else checkpoints.update_of(checkpoint)
     forget_peak_memory()
-    model = build(recipe, config)
     counted = parameters(model)
     tell(f"{counted.total:,} parameters, {counted.body:,} of them in the layers; {updates:,} updates in {run.folder}")
     if checkpoint is not None:
-        _resumed(run, settings, done, updates, config.hidden_size, tell)
+        _resumed(run, settings, done, updates, model.config.hidden_size, tell)
     begun = time.monotonic()
     with Signals() as signals, progress(updates, name=name) as display:
         trainer = SplitstepTrainer(
@@ -351,7 +363,7 @@ def check(recipe: Recipe, *, say: Say | None = None) -> dict[str, Any]:
         begun = time.monotonic()
         losses = trainer.one_update()
         seconds = time.monotonic() - begun
-        valid = trainer.predictor().mean_loss(task, "valid")
+        valid = task.validate(trainer.predictor(), "valid")["loss"]
     return {
         "task": recipe.task,
         "examples": sizes,

@@ -60,6 +60,9 @@ RATES: dict[str, Rate] = {
 
 def rate(settings: Training, update: int, *, total: int, width: int) -> float:
     """The learning rate of the update that follows `update` others."""
+    if settings.warmup_share:
+        warmup = round(settings.warmup_share * total)
+        settings = settings.model_copy(update={"warmup": warmup, "warmup_share": 0.0})
     if update < settings.warmup and settings.schedule != "transevolve":
         return settings.warmup_init + (settings.learning_rate - settings.warmup_init) * update / settings.warmup
     return lookup("schedule", settings.schedule, RATES)(settings, update, total, width)

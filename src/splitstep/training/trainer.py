@@ -25,6 +25,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from splitstep.data.batches import Piece, Plan, Stream
 from splitstep.recipe import Training
+from splitstep.solver.errors import RunError
 from splitstep.tasks.base import IGNORED, METRICS, Task
 from splitstep.tasks.prediction import Predictor, tensors
 from splitstep.training import checkpoints
@@ -35,7 +36,7 @@ PROGRESS = "training.json"  # beside a checkpoint's weights: what the Trainer it
 EMA = "ema.safetensors"
 
 
-class NotFiniteError(RuntimeError):
+class NotFiniteError(RunError):
     """The loss or the gradient is no number; the run stops before the update that would spoil the weights."""
 
 
@@ -147,9 +148,9 @@ class SplitstepTrainer(Trainer):
         with self.clock.waiting():
             samples, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         counted = [name for name in samples[0] if name.startswith("num_")]
-        self._counts = {
-            f"{name}_in_batch": self._over_all(sum(int(batch.pop(name)) for batch in samples)) for name in counted
-        }
+        sums = {name: self._over_all(sum(int(batch.pop(name)) for batch in samples)) for name in counted}
+        # An update can have nothing to count, such as not one masked token: its loss is then 0, not 0 / 0.
+        self._counts = {f"{name}_in_batch": max(count, 1) for name, count in sums.items()}
         self.clock.items += self.task.units(self._counts["num_items_in_batch"])
         return samples, None
 
@@ -240,10 +241,7 @@ class SplitstepTrainer(Trainer):
         """The metrics of the validation split, every example once."""
         begun = time.monotonic()
         predictor = self.predictor()
-        if self.settings.select in self.task.from_loss(0.0, "valid"):
-            metrics = self.task.from_loss(predictor.mean_loss(self.task, "valid"), "valid")
-        else:
-            metrics = self.task.measure(predictor, "valid").metrics
+        metrics = self.task.validate(predictor, "valid", select=self.settings.select)
         numbers = {f"eval_{key}": value for key, value in metrics.items() if isinstance(value, int | float)}
         self.clock.pause(time.monotonic() - begun)
         self.log(dict(numbers))
@@ -272,11 +270,12 @@ class SplitstepTrainer(Trainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """A checkpoint, sealed when all processes have written their part; then the old ones go."""
         folder = self.run.checkpoints / f"{checkpoints.PREFIX}{self.state.global_step}"
-        super()._save_checkpoint(model, trial)
-        if self.args.should_save:
-            if self.ema is not None:
-                save_file(self.ema.weights, folder / EMA)
-            (folder / PROGRESS).write_text(json.dumps(self._progress()))
+        with checkpoints.or_nothing(folder):
+            super()._save_checkpoint(model, trial)
+            if self.args.should_save:
+                if self.ema is not None:
+                    save_file(self.ema.weights, folder / EMA)
+                (folder / PROGRESS).write_text(json.dumps(self._progress()))
         if self.args.world_size > 1:
             torch.distributed.barrier()
         if self.args.should_save:

@@ -1,0 +1,136 @@
+"""Fine-tuning on the tasks of GLUE as one experiment: every task, setting and seed, each run resumable."""
+
+import json
+import shutil
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from splitstep import recipe as recipes
+from splitstep.recipe import Recipe
+from splitstep.solver.errors import UserError, lookup
+from splitstep.tasks.glue import GLUE, WNLI, averages, metrics_of, score
+from splitstep.training.checkpoints import write_atomically
+from splitstep.training.engine import train
+from splitstep.training.initial import initial_folder
+from splitstep.training.run import Run
+
+Say = Callable[[str], None]
+SKIPPED = {"WNLI": f"left out, as in the papers; a mean of nine tasks counts its majority, {WNLI}"}
+SEEDS = 3  # where neither the command nor the recipe's grid says
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run: a task under a setting of the recipe's grid, with a seed."""
+
+    task: str
+    setting: str
+    seed: int
+    recipe: Recipe
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A recipe, the model that all its runs begin with, and the folder that they lie in."""
+
+    folder: Path
+    recipe: str
+    run: Path
+    tasks: tuple[str, ...] = ()  # all that the recipe has, without it
+    seeds: int | None = None
+    weights: str = "trained"  # or random: architecture and vocabulary alone
+    settings: tuple[str, ...] = ()
+
+    def trials(self) -> list[Trial]:
+        """All runs: every task with the first seed, then with the next."""
+        tables = recipes.with_settings(recipes.read(self.recipe), map(recipes.setting, self.settings))
+        if tables.get("task") != "glue":
+            raise UserError(f"{self.recipe} is a recipe of the task {tables.get('task')}, not glue")
+        tables |= {"training": tables["training"] | {"init": str(self.run.resolve()), "init_weights": self.weights}}
+        grid = dict(tables.get("grid", {}))
+        known, seeds = grid.pop("data.task", list(GLUE)), grid.pop("training.seed", range(1, SEEDS + 1))
+        for task in self.tasks:
+            lookup(f"task of {self.recipe}", task, dict.fromkeys(known))
+        chosen = range(1, self.seeds + 1) if self.seeds else seeds
+        return [
+            Trial(task, label, seed, whole, self.folder / task / f"{label and f'{label},'}seed={seed}")
+            for seed in chosen
+            for task in self.tasks or known
+            for label, whole in recipes.runs(self._of(tables | {"grid": grid}, task, seed))
+        ]
+
+    def _of(self, tables: dict[str, Any], task: str, seed: int) -> dict[str, Any]:
+        of_task = recipes.with_settings(tables, [("data.task", task), ("training.seed", seed)])
+        folder = initial_folder(recipes.recipe(of_task))
+        assert folder is not None
+        known = json.loads((folder / "config.json").read_text())
+        asked = of_task["data"].get("max_length", known["max_position_embeddings"])
+        room = min(asked, known["max_position_embeddings"])
+        return recipes.with_setting(of_task, "data.max_length", room)
+
+
+def fine_tune(experiment: Experiment, *, say: Say) -> dict[str, Any]:
+    """Train what is not yet trained, and set the tasks side by side."""
+    for task, reason in SKIPPED.items():
+        say(f"{task}: {reason}")
+    trials = experiment.trials()
+    for number, trial in enumerate(trials, start=1):
+        outcome = train(trial.recipe, trial.folder, name=f"{trial.task} {trial.setting} seed {trial.seed}")
+        if outcome.code:
+            raise SystemExit(outcome.code)
+        shutil.rmtree(Run(trial.folder).checkpoints, ignore_errors=True)  # each as large as three models
+        say(f"{number} of {len(trials)} runs done")
+    results = summary(experiment, trials)
+    write_atomically(experiment.folder / "results.json", json.dumps(results, indent=2, ensure_ascii=False))
+    return results
+
+
+def summary(experiment: Experiment, trials: list[Trial]) -> dict[str, Any]:
+    """Each task under the setting that is best on its development set, and the means over tasks, all in per cent."""
+    rows = [_row(task, own) for task, own in _grouped(trials, lambda trial: trial.task)]
+    seeds = min(len(row["score"]["values"]) for row in rows)
+    means = [averages({row["task"]: row["score"]["values"][i] for row in rows}) for i in range(seeds)]
+    return {
+        "run": str(experiment.run),
+        "recipe": experiment.recipe,
+        "weights": experiment.weights,
+        "tasks": rows,
+        "averages": {name: _spread([mean[name] for mean in means]) for name in means[0]},
+        "skipped": SKIPPED,
+    }
+
+
+def _row(task: str, trials: list[Trial]) -> dict[str, Any]:
+    settings = [_measured(task, setting, own) for setting, own in _grouped(trials, lambda trial: trial.setting)]
+    best = max(settings, key=lambda row: row["score"]["mean"])
+    return best | {"settings_tried": len(settings)}
+
+
+def _measured(task: str, setting: str, trials: list[Trial]) -> dict[str, Any]:
+    """What the seeds of one setting reached."""
+    runs = [Run(trial.folder).results() for trial in trials]
+    found = [result["metrics"] for result in runs if result is not None]
+    metrics = {
+        name if split == "valid" else f"{name} ({split})": _spread([100 * metrics[split][name] for metrics in found])
+        for split in found[0]
+        for name in metrics_of(task)
+    }
+    return {"task": task, "setting": setting, "metrics": metrics, "score": _spread([score(task, m) for m in found])}
+
+
+def _spread(values: list[float]) -> dict[str, Any]:
+    std = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+    return {"mean": float(np.mean(values)), "std": std, "values": values}
+
+
+def _grouped(trials: list[Trial], key: Callable[[Trial], str]) -> Iterator[tuple[str, list[Trial]]]:
+    groups: dict[str, list[Trial]] = defaultdict(list)
+    for trial in trials:
+        groups[key(trial)].append(trial)
+    yield from groups.items()

@@ -1,0 +1,77 @@
+"""Documents as sentences: what of each format is prose, and where its sentences end."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from splitstep.data import text
+from splitstep.data.wikipedia import pages, prose
+
+_JOINED = re.compile(r" @(.)@ ")  # WikiText's mark inside numbers and compounds: 1 @,@ 000
+
+
+def _paragraphs(path: Path) -> Iterator[list[str]]:
+    for document in text.paragraphs(path):
+        yield [line for line in document.splitlines() if line.strip()]
+
+
+def _wikitext(path: Path) -> Iterator[list[str]]:
+    for article in text.wikitext(path):
+        prose = (line for line in article.splitlines() if line.strip() and not line.startswith(" = "))
+        yield [_JOINED.sub(r"\1", line.strip()) for line in prose]
+
+
+def _enwik8(path: Path) -> Iterator[list[str]]:
+    yield from map(prose, pages(path))
+
+
+# A new format of documents is one entry: the paragraphs of each, without headings.
+DOCUMENTS: dict[str, Callable[[Path], Iterator[list[str]]]] = {
+    "paragraphs": _paragraphs,
+    "wikitext": _wikitext,
+    "enwik8": _enwik8,
+}
+
+# A mark, with the brackets and quotes that it closes, before something that can begin a sentence.
+_CLOSING, _OPENING = "\"')\\]\u201d\u2019", "\"'(\\[\u201c\u2018"
+_END = re.compile(rf"[.!?\u2026](?:\s?[{_CLOSING}])*\s+(?=[{_OPENING}]*[A-Z0-9])")
+_INITIALS = re.compile(r"(?:[A-Za-z]\.)*[A-Za-z]")  # J, U.S, e.g
+_ABBREVIATED = """
+mr mrs ms dr prof st sr jr gen col lt sgt capt maj adm rev hon gov sen rep pres jan feb mar apr jun jul aug sep sept oct
+nov dec no nos vol vols ed eds fig figs pp ca cf al vs viz approx est inc ltd co corp dept univ mt ft
+"""
+ABBREVIATIONS = frozenset(_ABBREVIATED.split())
+
+
+def by_rule(paragraph: str) -> Iterator[str]:
+    """The sentences of a paragraph: they end at a mark before a capital or a digit, but not at an abbreviation."""
+    start = 0
+    for end in _END.finditer(paragraph):
+        word = paragraph[start : end.start()].rpartition(" ")[2].lstrip(_OPENING)
+        if end[0][0] == "." and (word.lower() in ABBREVIATIONS or _INITIALS.fullmatch(word)):
+            continue
+        yield paragraph[start : end.end()].strip()
+        start = end.end()
+    if rest := paragraph[start:].strip():
+        yield rest
+
+
+def by_line(paragraph: str) -> Iterator[str]:
+    """The line as it is: text that has a sentence a line."""
+    yield paragraph.strip()
+
+
+# A new way to find sentences is one entry.
+SPLITTERS: dict[str, Callable[[str], Iterator[str]]] = {"rule": by_rule, "lines": by_line}
+
+
+def joined(sentences: Iterable[str], *, words: int) -> Iterator[str]:
+    """The sentences, those of fewer words together with what follows."""
+    waiting = ""
+    for sentence in sentences:
+        waiting = f"{waiting} {sentence}" if waiting else sentence
+        if len(waiting.split()) >= words:
+            yield waiting
+            waiting = ""
+    if waiting:
+        yield waiting

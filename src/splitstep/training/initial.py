@@ -1,0 +1,72 @@
+"""The model that training begins with: its weights, or its architecture alone, and always its vocabulary."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import splitstep
+from splitstep.data.files import fingerprint
+from splitstep.models.configuration import SplitstepConfig
+from splitstep.models.presets import PRESETS
+from splitstep.recipe import Recipe
+from splitstep.solver.errors import UserError, lookup
+from splitstep.tasks import task_class
+
+LABELS = ("id2label", "label2id", "problem_type", "num_labels")  # of the task that the model was trained on before
+
+
+def initial_folder(recipe: Recipe) -> Path | None:
+    """The model folder that `training.init` names: that of a finished run, or itself."""
+    if recipe.training.init is None:
+        return None
+    named = Path(recipe.training.init).expanduser()
+    folder = named / "model" if (named / "recipe.toml").is_file() else named
+    if not (folder / "config.json").is_file():
+        raise UserError(f"training.init: {named} is neither the folder of a finished run nor of a model")
+    return folder
+
+
+def initial_checksums(folder: Path | None) -> dict[str, str]:
+    """The content of the folder, by which a run knows again what it began with."""
+    if folder is None:
+        return {}
+    files = [*sorted(folder.glob("*.safetensors")), *(folder / name for name in ("config.json", "tokenizer.json"))]
+    found = fingerprint(path for path in files if path.is_file())
+    return {f"training.init/{name}": checksum for name, checksum in found.items()}
+
+
+def initial_configuration(folder: Path, recipe: Recipe, told: dict[str, Any]) -> SplitstepConfig:
+    """The configuration of the model with the labels of the data and the changes of the recipe."""
+    known = json.loads((folder / "config.json").read_text())
+    _check_vocabulary(folder, known, told)
+    chosen = dict(recipe.model)
+    scheme = lookup("preset", chosen.pop("preset"), PRESETS) if "preset" in chosen else {}
+    kept = {key: value for key, value in known.items() if key not in LABELS}
+    added = {key: value for key, value in told.items() if key not in ("vocab_size", "max_position_embeddings")}
+    config = SplitstepConfig(**kept | added | _positions(folder, known, told) | scheme | chosen)
+    kinds = getattr(splitstep, task_class(recipe.task).model_class).kinds
+    if config.kind not in kinds:
+        raise UserError(f"training.init: the task needs a model of kind {' or '.join(kinds)}, not {config.kind}")
+    return config
+
+
+def _check_vocabulary(folder: Path, known: dict[str, Any], told: dict[str, Any]) -> None:
+    ids = {key: (known.get(key), value) for key, value in told.items() if key.endswith("_token_id")}
+    wrong = [f"{key} {was} and {now}" for key, (was, now) in ids.items() if was is not None and was != now]
+    if told.get("vocab_size", 0) > known.get("vocab_size", 0):
+        wrong.append(f"{known.get('vocab_size')} and {told['vocab_size']} tokens")
+    if wrong:
+        raise UserError(
+            f"training.init: the vocabulary in {folder} belongs to another model: "
+            f"model and vocabulary have {', '.join(wrong)}"
+        )
+
+
+def _positions(folder: Path, known: dict[str, Any], told: dict[str, Any]) -> dict[str, int]:
+    """The longer of what the model had and what the data need, which learned positions cannot be."""
+    has, needs = int(known["max_position_embeddings"]), int(told.get("max_position_embeddings", 0))
+    if needs > has and known.get("position_embedding") == "learned":
+        raise UserError(
+            f"training.init: the data have up to {needs} tokens, and the model in {folder} positions for {has}"
+        )
+    return {"max_position_embeddings": max(has, needs)}

@@ -1,0 +1,133 @@
+"""Pre-training: what is drawn is a function of seed, epoch and index; splits stay apart; the model's parts are used."""
+
+import numpy as np
+import pytest
+from tests import corpora
+
+from splitstep.recipe import recipe
+from splitstep.solver.errors import UserError
+from splitstep.tasks.base import IGNORED
+from splitstep.tasks.pretraining import FOLLOWS, PreTraining
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPLITSTEP_CACHE", str(tmp_path / "cache"))
+
+
+def task(root, **data) -> PreTraining:
+    whole = recipe(corpora.pretraining_recipe(root, data=data))
+    return PreTraining(whole.data, whole.evaluation)
+
+
+def same(one, other):
+    return all(np.array_equal(one[key], other[key]) for key in one)
+
+
+@pytest.mark.parametrize("pairs", ["packed", "sentences"])
+def test_a_batch_is_a_function_of_seed_epoch_and_index(tmp_path, pairs):
+    root = corpora.documents(tmp_path / "data")
+    first = task(root, pairs=pairs)
+    indices = np.arange(5)
+    batch = first.batch("train", indices, epoch=2, seed=3)
+    assert same(batch, task(root, pairs=pairs).batch("train", indices, epoch=2, seed=3))
+    assert not same(batch, first.batch("train", indices, epoch=1, seed=3))
+    assert not same(batch, first.batch("train", indices, epoch=2, seed=4))
+    for place, index in enumerate(indices):  # whatever else is in the batch
+        alone = first.batch("train", np.asarray([index]), epoch=2, seed=3)
+        width = alone["input_ids"].shape[1]
+        assert (batch["input_ids"][place, :width] == alone["input_ids"][0]).all()
+        assert (batch["labels"][place, :width] == alone["labels"][0]).all()
+        assert batch["next_sentence_label"][place] == alone["next_sentence_label"][0]
+
+
+def test_a_batch_is_what_the_model_takes(tmp_path):
+    made = task(corpora.documents(tmp_path / "data"))
+    ids = made.settings()
+    indices = np.arange(len(made.lengths("train")))
+    batch = made.batch("train", indices, epoch=0, seed=1)
+    tokens = np.where(batch["labels"] == IGNORED, batch["input_ids"], batch["labels"])
+    for row, mask, types, length in zip(
+        tokens, batch["attention_mask"], batch["token_type_ids"], made.lengths("train"), strict=True
+    ):
+        shown = row[mask]
+        assert len(shown) <= length <= 24
+        assert shown[0] == ids["cls_token_id"]
+        (one, two) = np.flatnonzero(shown == ids["sep_token_id"])
+        assert (two, types[: one + 1].max(), types[one + 1 : two + 1].min()) == (len(shown) - 1, 0, 1)
+    assert batch["num_items"] == (batch["labels"] != IGNORED).sum()
+    assert batch["num_pairs"] == len(indices)
+
+
+def words(made, batch):
+    """The word that each part of each pair says, in the fixture where a document says one."""
+    tokens = np.where(batch["labels"] == IGNORED, batch["input_ids"], batch["labels"])
+    mask, types = batch["attention_mask"].astype(bool), batch["token_type_ids"]
+    for row, shown, kinds in zip(tokens, mask, types, strict=True):
+        parts = ([made.tokenizer.id_to_token(int(t)) for t in row[shown & (kinds == k)]] for k in (0, 1))
+        yield tuple({word for word in part if word.isalpha()} for part in parts)
+
+
+def test_no_pair_crosses_a_split(tmp_path):
+    root = tmp_path / "data"
+    root.mkdir()
+    known = {"train": ["one", "two", "three"], "valid": ["four", "five"], "test": ["six", "seven"]}
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "."]
+    (root / "vocab.txt").write_text("\n".join([*specials, *(name for names in known.values() for name in names)]))
+    for split, names in known.items():
+        (root / f"{split}.txt").write_text("\n\n".join(f"{name} {name} .\n{name} {name} ." for name in names))
+    made = task(root, vocabulary={"kind": "wordpiece", "file": "vocab.txt"})
+    for split, names in known.items():
+        kinds = set()
+        for epoch in range(30):
+            batch = made.batch(split, np.arange(len(made.lengths(split))), epoch=epoch)
+            for (first, second), label in zip(words(made, batch), batch["next_sentence_label"], strict=True):
+                assert len(first) == len(second) == 1
+                assert first | second <= set(names)
+                assert (first == second) == (label == FOLLOWS)
+                kinds.add(int(label))
+        assert kinds == {0, 1}
+
+
+def test_every_nth_document_is_held_out(tmp_path):
+    root = corpora.documents(tmp_path / "data", train=20)
+    made = task(root, valid=None, test=None, valid_every=5)
+    assert [len(made.corpus(split).documents) for split in made.splits] == [16, 4]
+    documents = {split: {tuple(d) for d in made.documents(split)} for split in made.splits}
+    assert not documents["train"] & documents["valid"]
+
+
+def test_validation_draws_the_same_each_time(tmp_path):
+    made = task(corpora.documents(tmp_path / "data"))
+    indices = np.arange(4)
+    assert same(made.batch("valid", indices), made.batch("valid", indices))
+
+
+def test_the_tokens_are_written_once(tmp_path, monkeypatch):
+    root = corpora.documents(tmp_path / "data")
+    task(root).lengths("train")
+    monkeypatch.setattr(PreTraining, "documents", lambda self, split: pytest.fail("read again"))
+    task(root, max_length=16).lengths("train")
+
+
+def test_a_given_wordpiece_vocabulary_and_wikitext_s_unknown_words(tmp_path):
+    root = corpora.documents(tmp_path / "data")
+    (root / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\none\ntwo\nzero\nthree\nfour\n.\n")
+    (root / "train.txt").write_text("One <unk> .\nTwo .\n\nThree .\nFour .\n")
+    made = task(root, vocabulary={"kind": "wordpiece", "file": "vocab.txt", "lowercase": True})
+    assert made.settings()["mask_token_id"] == 4
+    assert [made.corpus("train").sentences[i].tolist() for i in range(2)] == [[5, 1, 10], [6, 10]]
+    made.save_processor(tmp_path / "saved")
+    from transformers import AutoTokenizer
+
+    encoded = AutoTokenizer.from_pretrained(tmp_path / "saved")("one", "two")
+    assert encoded["input_ids"] == [2, 5, 3, 6, 3]
+    assert encoded["token_type_ids"] == [0, 0, 0, 1, 1]
+
+
+def test_text_without_two_documents_is_refused(tmp_path):
+    root = corpora.documents(tmp_path / "data", train=1, valid=2)
+    with pytest.raises(UserError, match="the train text has fewer than two documents"):
+        task(root, test=None).lengths("train")
+    with pytest.raises(UserError, match=r"give one of data.valid and data.valid_every"):
+        task(root, valid=None, test=None)
