@@ -20,8 +20,8 @@ LAYOUT = 2  # of the cached files; a new layout is another cache
 class Ragged:
     """Sequences of token ids of unequal length, end to end in one array.
 
-    Memory-mapped, so that a corpus need not fit in memory and worker processes share it. A batch of 64 sentences comes 5
-    times faster than lists from a Hugging Face `datasets.Dataset` of the same sentences, and 19 times faster than arrays.
+    Memory-mapped, so that a corpus need not fit in memory and worker processes share it. A batch of 64 sentences comes
+    5 times faster than lists from a Hugging Face `datasets.Dataset` of the same sentences, 19 times faster than arrays.
     """
 
     tokens: NDArray[np.int32]
