@@ -106,7 +106,9 @@ def test_help_teaches_and_version_is_told():
 
 def test_an_interrupt_is_one_line_and_exit_code_130():
     command = [sys.executable, "-m", "splitstep", "order"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    # A shell that starts tests in the background has them ignore the signal.
+    heeding = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **heeding) as process:
         process.stdout.readline()  # the header: the command is at work
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)

@@ -185,6 +185,22 @@ def test_the_part_of_a_long_text_that_is_asked_for_is_kept_and_counted(truncatio
     assert f"{long} of 20 test examples are longer than 6 tokens; the {truncation} of their text is kept" in said
 
 
+def test_words_are_dropped_by_seed_epoch_and_example_alone(tmp_path):
+    root = corpora.news(tmp_path / "data")
+    task = task_of(corpora.classification_recipe(root, data={"word_dropout": 0.3}))
+    every, unknown = np.arange(200), 3
+    whole = task.batch("train", every)
+    drawn, again = (task.batch("train", every, epoch=2, seed=5)["input_ids"] for _ in range(2))
+    words = whole["input_ids"] > 4
+    assert np.array_equal(drawn, again)
+    assert (drawn == unknown)[words].mean() == pytest.approx(0.3, abs=0.03)
+    assert np.array_equal(drawn[drawn != unknown], whole["input_ids"][drawn != unknown])
+    assert np.array_equal(drawn[~words], whole["input_ids"][~words])
+    assert not np.array_equal(drawn, task.batch("train", every, epoch=3, seed=5)["input_ids"])
+    alone = task.batch("train", every[7:8], epoch=2, seed=5)["input_ids"][0]
+    assert np.array_equal(alone, drawn[7, : len(alone)])
+
+
 def test_labels_of_a_model_are_its_names_and_others_are_refused(tmp_path):
     root = corpora.news(tmp_path / "data")
     task, model = untrained(corpora.classification_recipe(root))

@@ -19,7 +19,7 @@ from splitstep.tasks.images import Images, ImagesData
 from splitstep.tasks.prediction import Predictor, tensors
 from splitstep.training.engine import build, check, configuration, evaluate, train
 from splitstep.training.run import Run
-from splitstep.training.trainer import optimizer
+from splitstep.training.trainer import Pieces, optimizer
 
 DEIT = {
     "crop": "padded",
@@ -158,20 +158,21 @@ def test_every_format_is_checked_from_the_data_to_the_model(format, tmp_path):  
 
 
 @pytest.mark.parametrize("augmentation", [{}, {"mixup": 0.8, "cutmix": 1.0}])
-def test_micro_batches_add_up_to_the_loss_of_the_update(augmentation, cifar):
+def test_pieces_add_up_to_the_loss_of_the_update(augmentation, cifar):
     task, whole = images_of(cifar, data={"augmentation": augmentation})
     model = build(whole, configuration(whole, task)).eval()
+    plan = Plan(task.lengths("train"), 1, examples=16)
 
-    def loss(batches):
-        items = sum(int(batch["num_items"]) for batch in batches)
-        taken = [{k: v for k, v in tensors(batch).items() if k != "num_items"} for batch in batches]
-        return sum(model(**batch, num_items_in_batch=items, label_smoothing=0.1).loss for batch in taken)
+    def loss(pieces):
+        batches = [Pieces(task, 1).__getitems__(piece) for piece in Stream(plan, 1, pieces=pieces)]
+        items = sum(int(batch.pop("num_items")) for batch in batches)
+        return sum(model(**batch, num_items_in_batch=items, label_smoothing=0.1).loss for batch in batches)
 
-    torch.testing.assert_close(loss(pieces(task, 1)[:1]), loss(pieces(task, 3)[:3]))
-    plain = pieces(task, 1)[0]
-    own = model(torch.as_tensor(plain["pixel_values"])).logits
-    expected = torch.nn.functional.cross_entropy(own, torch.as_tensor(plain["labels"]), label_smoothing=0.1)
-    torch.testing.assert_close(loss([plain]), expected)
+    batch = tensors(task.training_batch(next(iter(Stream(plan, 1))), seed=1))
+    logits = model(batch["pixel_values"]).logits
+    expected = torch.nn.functional.cross_entropy(logits, batch["labels"], label_smoothing=0.1)
+    for pieces in (1, 3, 20):  # of which four have no example of their own
+        torch.testing.assert_close(loss(pieces), expected)
 
 
 def test_updates_lower_the_loss_and_one_batch_is_learnt_by_heart(cifar):
@@ -280,6 +281,7 @@ def nothing(root):
     [
         (nothing, {"format": "folder"}, "data.format = 'folder' needs data.image_size"),
         (nothing, {"labels": "coarse"}, "data.labels = 'coarse' is for CIFAR-100, not for data.format = 'cifar10'"),
+        (nothing, {"valid": ["test.bin"]}, "data.valid names files, so data.valid_every holds nothing out"),
         (nothing, {"format": "png"}, "data.format: input should be 'cifar10'"),
         (nothing, {"folder": "cifar"}, r"the folder .*cifar \(data.folder\) does not exist"),
         (nothing, {}, "no file .*batches.meta.txt, nor with .gz or .xz"),

@@ -57,6 +57,12 @@ def tables(request, tmp_path):
     return TASKS[request.param](tmp_path / "data", model=dropout)
 
 
+@pytest.fixture
+def one_task(tmp_path):
+    """For laws in which the task has no part."""
+    return _language(tmp_path / "data", model=dropout)
+
+
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model" / "model.safetensors")
 
@@ -97,8 +103,16 @@ def test_a_run_learns_reports_what_evaluate_finds_and_is_finished_once(tables, t
     assert files(run.folder) == before
 
 
-@pytest.mark.parametrize("settings", [{}, {"workers": 2}, {"micro_batches": 2, "ema": 0.5, "final": "ema"}])
-def test_a_run_that_crashed_goes_on_to_the_same_bits(tables, tmp_path, monkeypatch, settings):
+def test_a_run_that_crashed_goes_on_to_the_same_bits(tables, tmp_path, monkeypatch):
+    _crashes_to_the_same_bits(tables, tmp_path, monkeypatch, {})
+
+
+@pytest.mark.parametrize("settings", [{"workers": 2}, {"micro_batches": 2, "ema": 0.5, "final": "ema"}])
+def test_a_run_with_workers_or_micro_batches_goes_on_to_the_same_bits(one_task, tmp_path, monkeypatch, settings):
+    _crashes_to_the_same_bits(one_task, tmp_path, monkeypatch, settings)
+
+
+def _crashes_to_the_same_bits(tables, tmp_path, monkeypatch, settings):
     whole = recipe(corpora.merged(tables, {"training": {"save_every": 1, "log_every": 3, **settings}}))
     train(whole, tmp_path / "undisturbed")
     step = SplitstepTrainer.training_step
@@ -121,9 +135,9 @@ def test_a_run_that_crashed_goes_on_to_the_same_bits(tables, tmp_path, monkeypat
     same(tmp_path / "undisturbed", tmp_path / "disturbed")
 
 
-def test_more_updates_than_before_go_on_where_the_run_ended(tables, tmp_path, capsys):
-    train(recipe(tables), tmp_path / "run")
-    longer = recipe(corpora.merged(tables, {"training": {"updates": 8}}))
+def test_more_updates_than_before_go_on_where_the_run_ended(one_task, tmp_path, capsys):
+    train(recipe(one_task), tmp_path / "run")
+    longer = recipe(corpora.merged(one_task, {"training": {"updates": 8}}))
     results = train(longer, tmp_path / "run").results
     assert results["updates"] == 8
     assert "now 8 updates are asked for; the schedule 'constant' goes on" in capsys.readouterr().err
@@ -168,8 +182,8 @@ def test_patience_ends_a_run_and_is_remembered(tmp_path):
     assert train(recipe(tables), tmp_path / "run").results["updates"] == 3
 
 
-def test_a_loss_that_is_no_number_stops_the_run_before_the_update(tables, tmp_path, monkeypatch):
-    whole = recipe(corpora.merged(tables, {"training": {"save_every": 1}}))
+def test_a_loss_that_is_no_number_stops_the_run_before_the_update(one_task, tmp_path, monkeypatch):
+    whole = recipe(corpora.merged(one_task, {"training": {"save_every": 1}}))
     compute = SplitstepTrainer.compute_loss
 
     def spoilt(self, *args, **kwargs):
@@ -196,13 +210,13 @@ def test_another_recipe_or_other_data_in_a_run_folder_are_refused(tables, tmp_pa
         train(longer, tmp_path / "run")
 
 
-def test_a_folder_that_is_no_run_folder_is_left_alone(tables, tmp_path):
+def test_a_folder_that_is_no_run_folder_is_left_alone(one_task, tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "text.tex").write_text("x")
     with pytest.raises(UserError, match=r"is no run folder: it has other files and no recipe\.toml"):
-        train(recipe(tables), tmp_path / "thesis")
+        train(recipe(one_task), tmp_path / "thesis")
     with pytest.raises(UserError, match=r"text.tex is a file, not a folder"):
-        train(recipe(tables), tmp_path / "thesis" / "text.tex")
+        train(recipe(one_task), tmp_path / "thesis" / "text.tex")
     assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["text.tex"]
 
 
@@ -247,7 +261,9 @@ def _command(tables, tmp_path) -> list[str]:
     return [sys.executable, "-m", "splitstep", "train", str(tmp_path / "recipe.toml"), "--out"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_signal_ends_a_run_and_the_same_command_goes_on_to_the_same_bits(tmp_path, number):
     slow = {"updates": 40, "save_every": 3, "evaluate_every": 20, "log_every": 1, "threads": 1}
     command = _command(_language(tmp_path / "data", model=dropout, training=slow), tmp_path)
@@ -279,7 +295,7 @@ def test_two_processes_share_an_update(tmp_path):
     assert results[0]["metrics"]["test"]["loss"] == pytest.approx(results[1]["metrics"]["test"]["loss"], rel=1e-4)
 
 
-def test_one_process_at_a_time_writes_to_a_run_folder(tables, tmp_path):
+def test_one_process_at_a_time_writes_to_a_run_folder(one_task, tmp_path):
     run = Run(tmp_path / "run")
     with run.locked(), pytest.raises(UserError, match="another process is at work"):
-        train(recipe(tables), tmp_path / "run")
+        train(recipe(one_task), tmp_path / "run")

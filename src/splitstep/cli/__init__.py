@@ -11,7 +11,7 @@ import typer
 from splitstep import __version__
 from splitstep.cli import bench, compare, data, glue, inspect, run, use  # noqa: F401 (each adds its commands)
 from splitstep.cli.app import app
-from splitstep.solver.errors import UserError
+from splitstep.solver.errors import RunError, UserError
 
 
 def main() -> NoReturn:
@@ -20,6 +20,8 @@ def main() -> NoReturn:
         code = app(standalone_mode=False)
     except UserError as error:
         _fail(str(error))
+    except RunError as error:
+        _fail(str(error), code=1)
     except typer.TyperException as error:
         # A usage error carries its message; without arguments the message is the help page.
         _fail(getattr(error, "format_message", error.__str__)())
@@ -31,9 +33,9 @@ def main() -> NoReturn:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _fail(message: str) -> NoReturn:
+def _fail(message: str, *, code: int = 2) -> NoReturn:
     typer.echo(f"splitstep: {message}", err=True)
-    sys.exit(2)
+    sys.exit(code)
 
 
 @app.callback(invoke_without_command=True)

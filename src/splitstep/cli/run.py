@@ -10,6 +10,7 @@ from splitstep import recipe as recipes
 from splitstep.cli.app import app
 from splitstep.cli.output import Json, print_json, print_table
 from splitstep.solver.errors import UserError
+from splitstep.tasks import task_class
 
 RecipeName = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A TOML file, or a packaged recipe; `splitstep list` names them.")
@@ -60,6 +61,9 @@ def train(
     base = out or Path("runs") / folder_name(name, settings or [])
     if fresh:
         base = _beside(base)
+
+    for _, recipe in runs:  # before seconds of imports: are the data there?
+        _ = task_class(recipe.task)(recipe.data, recipe.evaluation).fingerprint
 
     from splitstep.training.engine import train as trained
 

@@ -1,4 +1,4 @@
-"""Commands that use a finished model on lines of text: translate, classify."""
+"""Commands that use a finished model on text: translate, generate, classify."""
 
 import sys
 from collections.abc import Iterator
@@ -65,6 +65,35 @@ def translate(
                 typer.echo(line if nbest == 1 else f"{number}\t{score:.4f}\t{line}")
             number += 1
         sys.stdout.flush()
+
+
+@app.command()
+def generate(
+    folder: RunFolder,
+    prompt: Annotated[str, typer.Option(help="What the text begins with.")],
+    tokens: Annotated[int, typer.Option(min=1, help="How many tokens to write at most.")] = 64,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")] = 0.8,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draw.")] = 1,
+) -> None:
+    """Go on with a prompt by a trained language model.
+
+    Example: splitstep generate runs/laptop/wikitext-2 --prompt 'The history of the city'
+    """
+    from splitstep.tasks.language_modelling import LanguageModelling
+    from splitstep.training.run import Run
+
+    run = Run.existing(folder)
+    recipe = run.recipe()
+    if not issubclass(task_class(recipe.task), LanguageModelling):
+        raise UserError(f"{folder} is a run of the task {recipe.task}, not language-modelling")
+    if not prompt.strip():
+        raise UserError("--prompt is empty")
+
+    from splitstep.training.engine import loaded
+
+    task, predictor = loaded(run, recipe)
+    assert isinstance(task, LanguageModelling)
+    typer.echo(task.continued(prompt, predictor, tokens=tokens, temperature=temperature, seed=seed))
 
 
 @app.command()

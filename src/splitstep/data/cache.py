@@ -22,8 +22,8 @@ LAYOUT = 2  # of the cached files; a new layout is another cache
 class Ragged:
     """Sequences of token ids of unequal length, end to end in one array.
 
-    Memory-mapped, so that a corpus need not fit in memory and worker processes share it. Taking a batch of 64 sentences
-    is some 20 times faster than from a Hugging Face `datasets.Dataset` of the same sentences.
+    Memory-mapped, so that a corpus need not fit in memory and worker processes share it. A batch of 64 sentences comes
+    5 times faster than lists from a Hugging Face `datasets.Dataset` of the same sentences, 19 times faster than arrays.
     """
 
     tokens: NDArray[np.int32]
@@ -72,7 +72,8 @@ def beside(path: Path, ending: str) -> Path:
 def mapped(path: Path, kind: type[np.generic]) -> NDArray[Any]:
     """The numbers of a file, read when they are used."""
     empty = not path.stat().st_size  # which cannot be mapped
-    return np.zeros(0, kind) if empty else np.memmap(path, dtype=kind, mode="r")
+    # A plain array over the map: every slice of the class memmap costs several times as much.
+    return np.zeros(0, kind) if empty else np.asarray(np.memmap(path, dtype=kind, mode="r"))
 
 
 def cache_root() -> Path:

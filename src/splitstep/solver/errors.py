@@ -11,6 +11,10 @@ class UserError(ValueError):
     """A wrong name, value or combination; the command line prints it and leaves with exit code 2."""
 
 
+class RunError(RuntimeError):
+    """What failed while running, through no wrong use; the command line prints it and leaves with exit code 1."""
+
+
 def unknown(kind: str, name: object, allowed: Iterable[str]) -> UserError:
     """The error for a name that is in no table, with the names that are."""
     names = list(allowed)

@@ -50,6 +50,7 @@ class ClassificationData(Section):
     vocabulary: Vocabulary = Vocabulary()
     max_length: int = Field(default=512, gt=3)  # tokens, the special ones among them
     truncation: Literal["head", "tail"] = "head"  # the part of a longer text that is kept
+    word_dropout: float = Field(default=0.0, ge=0, lt=1)  # the chance that a token is unknown in training
 
     @model_validator(mode="after")
     def _fits(self) -> "ClassificationData":
@@ -319,9 +320,21 @@ class Classification(Task):
     def batch(self, split: str, indices: NDArray[np.int64], *, epoch: int | None = None, seed: int = 0) -> Batch:
         """Tokens, their mask and the labels; the loss is a sum over examples."""
         chosen = self.sequences(split)
+        inputs = self.model_inputs(chosen, indices)
+        if epoch is not None and self.data.word_dropout:
+            texts = [name for name in inputs if name.endswith("input_ids")]
+            for side, name in enumerate(texts):
+                inputs[name] = self._with_gaps(inputs[name], [(seed, epoch, int(index), side) for index in indices])
         kind = np.int64 if self.data.labels == "classes" else np.float32
         labels = chosen.labels[indices].astype(kind)
-        return {**self.model_inputs(chosen, indices), "labels": labels, "num_items": np.asarray(len(indices))}
+        return {**inputs, "labels": labels, "num_items": np.asarray(len(indices))}
+
+    def _with_gaps(self, ids: NDArray[np.int64], keys: list[tuple[int, ...]]) -> NDArray[np.int64]:
+        """The tokens with some of them unknown, drawn by the key of each row (Iyyer et al. 2015)."""
+        special = vocabulary.specials(self.tokenizer)
+        drawn = np.stack([np.random.default_rng(key).random(ids.shape[1]) for key in keys])
+        hidden = (drawn < self.data.word_dropout) & ~np.isin(ids, list(special.values()))
+        return np.where(hidden, special["unk"], ids)
 
     def model_inputs(self, chosen: Sequences, indices: NDArray[np.int64]) -> Batch:
         """What the model reads of some examples."""

@@ -27,6 +27,7 @@ class GlueData(Section):
     vocabulary: Vocabulary = Vocabulary()
     max_length: int = Field(default=128, gt=3)  # tokens, the special ones among them; the longer text is cut first
     truncation: Literal["head", "tail"] = "head"  # the part of a longer text that is kept
+    word_dropout: float = Field(default=0.0, ge=0, lt=1)  # the chance that a token is unknown in training
     swap: float = Field(default=0.0, ge=0, le=1)  # how often two texts change places in training, where that is allowed
 
     @property

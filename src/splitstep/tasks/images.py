@@ -55,6 +55,8 @@ class ImagesData(Section):
     def _fits(self) -> "ImagesData":
         if self.labels not in FORMATS[self.format].label_sets:
             raise ValueError(f"data.labels = {self.labels!r} is for CIFAR-100, not for data.format = {self.format!r}")
+        if self.valid and self.valid_every:
+            raise ValueError("data.valid names files, so data.valid_every holds nothing out; give one of them")
         if FORMATS[self.format].resized and self.image_size is None:
             raise ValueError(f"data.format = {self.format!r} needs data.image_size: image files can have any size")
         return self

@@ -217,3 +217,21 @@ class LanguageModelling(Task):
                 for index, (start, end, counted), row in zip(indices.tolist(), chosen, rows, strict=True):
                     found[index] = row[counted - start - 1 : end - start - 1]
         return np.concatenate(predictor.gathered(found))
+
+    def continued(self, prompt: str, predictor: "Predictor", *, tokens: int, temperature: float, seed: int) -> str:
+        """The prompt and what the model writes after it."""
+        import torch
+
+        ids = next(vocabulary.encode(self.tokenizer, [prompt], add_special_tokens=False)).astype(np.int64)
+        room = self.data.tokens_per_sample - 1  # positions that the model knows
+        inputs = predictor.to_device({"input_ids": ids[None, -room:]})
+        draw = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+        torch.manual_seed(seed)
+        with predictor:
+            out = predictor.model.generate(  # type: ignore[operator]
+                **inputs,
+                attention_mask=torch.ones_like(inputs["input_ids"]),
+                max_new_tokens=min(tokens, self.data.tokens_per_sample - inputs["input_ids"].shape[1]),
+                **draw,
+            )
+        return self.tokenizer.decode(out[0].tolist(), skip_special_tokens=True)

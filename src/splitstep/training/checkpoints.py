@@ -8,11 +8,12 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from splitstep.solver.errors import UserError
+from splitstep.solver.errors import RunError, UserError
 
 SEAL = "complete.json"
 PREFIX = "checkpoint-"
@@ -27,6 +28,25 @@ def seal(folder: Path) -> None:
             files[str(path.relative_to(folder))] = {"bytes": path.stat().st_size, "sha256": _checksum(path)}
     write_atomically(folder / SEAL, json.dumps(files, indent=2))
     _sync(folder.parent)
+
+
+@contextmanager
+def or_nothing(folder: Path) -> Iterator[None]:
+    """Remove a checkpoint that could not be written whole, and say what room it needs."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, RunError):
+            raise
+        written = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else 0
+        shutil.rmtree(folder, ignore_errors=True)
+        free = shutil.disk_usage(folder.parent).free
+        before = checkpoints(folder.parent)
+        size = sum(path.stat().st_size for path in before[-1].rglob("*") if path.is_file()) if before else written
+        raise RunError(
+            f"cannot save {folder}: {error}. It needs about {max(size, written):,} bytes and {free:,} are free; the "
+            "checkpoints before it are intact, and the same command goes on from them"
+        ) from None
 
 
 def flaw(folder: Path) -> str | None:
