@@ -7,7 +7,9 @@ from itertools import islice
 import numpy as np
 import pytest
 from tests.published import published
+from typer.testing import CliRunner
 
+from splitstep.cli import app
 from splitstep.data.listops import DIGITS, OPERATORS, SYMBOLS, Shape, expressions, write
 from splitstep.solver.errors import UserError
 
@@ -105,6 +107,15 @@ def test_files_have_the_arena_s_layout_and_share_no_expression(tmp_path):
     assert len(set(texts)) == len(texts) == 40
     with pytest.raises(UserError, match=r"tiny_train\.tsv is already there"):
         list(write(tmp_path, name="tiny", counts={"train": 30}, seed=1, shape=SHORT))
+
+
+def test_the_command_draws_what_the_generator_does(tmp_path):
+    words = ["make-listops", str(tmp_path), "--name", "x", "--train", "3", "--val", "1", "--test", "1", "--seed", "5"]
+    words += ["--max-depth", "6", "--max-args", "6", "--min-length", "20", "--max-length", "200"]
+    answer = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert answer.stdout.split() == [str(tmp_path / f"x_{split}.tsv") for split in ("train", "val", "test")]
+    rows = (tmp_path / "x_train.tsv").read_text().splitlines()[1:]
+    assert rows == [f"{text}\t{value}" for text, value in islice(expressions(5, SHORT), 3)]
 
 
 @pytest.mark.parametrize(

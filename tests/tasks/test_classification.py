@@ -1,8 +1,6 @@
 """Classification: one prediction an example whichever way it is asked for, whatever stands beside it."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -10,7 +8,9 @@ import torch
 from sklearn import metrics as reference
 from tests import corpora
 from transformers import AutoTokenizer, pipeline
+from typer.testing import CliRunner
 
+from splitstep.cli import app
 from splitstep.cli.use import classify
 from splitstep.data.listops import Shape, write
 from splitstep.models.presets import PRESETS
@@ -46,11 +46,6 @@ def predictions(run, split):
     return [json.loads(line) for line in (run / f"predictions-{split}.jsonl").read_text().splitlines()]
 
 
-def asked(run, lines):
-    command = [sys.executable, "-m", "splitstep", "classify", str(run)]
-    return subprocess.run(command, input=lines, capture_output=True, timeout=100)
-
-
 # Every way to ask
 
 
@@ -62,12 +57,12 @@ def test_evaluate_classify_and_pipeline_say_the_same(tmp_path):
     texts = [example.texts[0] for example in task.examples("test")]
     expected = [row["prediction"] for row in predictions(tmp_path / "run", "test")]
 
-    answer = asked(tmp_path / "run", "\n".join([*texts, "", "not UTF-8: \xff"]).encode("latin-1"))
-    assert answer.returncode == 0, answer.stderr
-    *lines, empty, last = answer.stdout.decode().splitlines()
+    given = "\n".join([*texts, "", "not UTF-8: \xff"]).encode("latin-1")
+    answer = CliRunner().invoke(app, ["classify", str(tmp_path / "run")], input=given, catch_exceptions=False)
+    *lines, empty, last = answer.stdout.splitlines()
     assert [line.split("\t")[0] for line in lines] == expected
     assert (empty, len(last.split("\t"))) == ("", 2)
-    assert "line 22: not UTF-8" in answer.stderr.decode()
+    assert "line 22: not UTF-8" in answer.stderr
 
     asking = pipeline("text-classification", model=str(tmp_path / "run" / "model"), device="cpu")
     found = asking(texts, truncation=True)
