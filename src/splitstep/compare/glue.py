@@ -52,7 +52,11 @@ class Experiment:
         found = [trial for name in self.recipe_names for trial in self._trials(name)]
         for task in self.tasks:
             lookup(f"task of {', '.join(self.recipe_names)}", task, {trial.task: trial for trial in found})
-        return sorted((trial for trial in found if trial.task in self.tasks or not self.tasks), key=lambda t: t.seed)
+        if self.tasks:
+            found = sorted(
+                (trial for trial in found if trial.task in self.tasks), key=lambda t: self.tasks.index(t.task)
+            )
+        return sorted(found, key=lambda t: t.seed)
 
     def _trials(self, name: str) -> Iterator[Trial]:
         tables = recipes.with_settings(recipes.read(name), map(recipes.setting, self.settings))
