@@ -120,3 +120,32 @@ def test_a_closed_pipe_is_no_traceback():
     command = f"{sys.executable} -m splitstep list | head -1"
     answer = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert "Traceback" not in answer.stderr
+
+
+@pytest.mark.parametrize(
+    "recipe", ["laptop/multi30k-en-de training.updatse=3", "laptop/mnist data.format=jpg", "laptop/mnits"]
+)
+def test_a_wrong_recipe_is_told_before_anything_heavy_is_imported(recipe):
+    program = (
+        "import sys; sys.argv = ['splitstep', 'train', *sys.argv[1:]]\n"
+        "from splitstep.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as left: assert left.code == 2, left.code\n"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program, *recipe.split()], capture_output=True, text=True, timeout=60
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert len(answer.stderr.splitlines()) == 1
+
+
+def test_a_reader_who_leaves_early_sees_no_traceback():
+    """As `splitstep list | head -n 0`."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "splitstep", "list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(60) in (0, 1, 141)

@@ -16,7 +16,7 @@ long = {"updates": 250, "evaluate_every": 250, "log_every": 50, "learning_rate":
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A translation and a language model, trained a little."""
+    """A translation, a language model and a classifier, trained a little."""
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPLITSTEP_CACHE", str(folder / "cache"))
@@ -25,6 +25,7 @@ def runs(tmp_path_factory):
             folder / "translation",
         )
         train(recipe(corpora.language_recipe(corpora.articles(folder / "text"))), folder / "language")
+        train(recipe(corpora.classification_recipe(corpora.news(folder / "items"))), folder / "news")
     return folder
 
 
@@ -59,6 +60,32 @@ def test_a_language_model_goes_on_with_a_prompt(runs):
     assert told(*words).startswith("1 2 3")
     assert told(*words) == told(*words)
     assert told(*words, "--temperature", 0) == told(*words, "--temperature", 0, "--seed", 2)
+
+
+@pytest.mark.parametrize(
+    ("command", "settings", "warning"),
+    [
+        ("translate", ["evaluation.max_source=8"], "line 3: longer than 8 tokens; its end is cut off"),
+        ("generate", ["--tokens", 3], "line 3: longer than what the model sees; its end counts"),
+        ("classify", [], "line 3: longer than 12 tokens; the head of its text counts"),
+    ],
+)
+def test_every_line_is_answered_by_a_line_in_order(runs, command, settings, warning):
+    run = runs / {"translate": "translation", "generate": "language", "classify": "news"}[command]
+    given = [b"eins zwei .", b"", b"1 2 3 " * 50, b"\xff\xfe drei", b" \t ", "zwölf 🙂".encode(), b"vier"]
+    answer = CliRunner().invoke(app, [command, str(run), *map(str, settings)], input=b"\n".join(given))
+    assert answer.exit_code == 0, answer.exception
+    rows = answer.stdout.splitlines()
+    assert len(rows) == len(given)
+    assert [not row for row in rows] == [not line.strip() for line in given]
+    assert warning in answer.stderr
+    assert "line 4: not UTF-8" in answer.stderr
+    alone = [CliRunner().invoke(app, [command, str(run), *map(str, settings)], input=line + b"\n") for line in given]
+    assert [one.stdout for one in alone] == [f"{row}\n" for row in rows]
+
+
+def test_with_nothing_to_read_nothing_is_written(runs):
+    assert told("translate", runs / "translation", given=b"") == ""
 
 
 def test_evaluation_takes_other_data_and_prints_json(runs):

@@ -89,6 +89,8 @@ class Training(Section):
             raise ValueError("give one of training.warmup and training.warmup_share")
         if self.final == "ema" and self.ema is None:
             raise ValueError("training.final = 'ema' needs training.ema, the decay of the average")
+        if self.ema is not None and self.sharding != "none":
+            raise ValueError("training.ema keeps whole weights, which training.sharding = 'fsdp' does not have")
         if self.schedule == "cosine_restarts" and self.period is None:
             raise ValueError("training.schedule = 'cosine_restarts' needs training.period")
         if self.repeated_augmentation > 1 and self.batch_size is None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -129,3 +130,28 @@ def test_the_command_compares_reports_and_prints_json(whole, tmp_path):
     assert text.count('role="img"') == 4
     assert "<h1>" in text
     assert "| transformer |" in (out / "report.md").read_text()
+    _drawn_in_a_browser(out / "report.html", tmp_path, plots=4)
+
+
+def _drawn_in_a_browser(path, tmp_path, *, plots):
+    """Every plot is drawn, on a screen and on a phone, and the console has nothing to say."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("the page is complete; that a browser draws it cannot be checked without chromium")
+    watching = """<script>window.addEventListener("error", e => document.body.dataset.error = e.message);
+        console.error = (...words) => document.body.dataset.error = words.join(" ");</script>"""
+    watched = tmp_path / "watched.html"
+    watched.write_text(path.read_text().replace("<body>", f"<body>{watching}", 1))
+    for width in (1200, 360):
+        command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900"]
+        profile = f"--user-data-dir={tmp_path / 'profile'}"
+        answer = subprocess.run(
+            [*command, profile, "--virtual-time-budget=20000", "--dump-dom", watched.as_uri()],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        before, _, body = answer.stdout.partition("<h1>")  # plotly itself stands before
+        assert "data-error" not in before.rpartition("<body")[2]
+        assert body.count('class="js-plotly-plot') == plots, answer.stderr
+        assert body.count('class="main-svg"') >= plots

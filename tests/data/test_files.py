@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from splitstep.data import parallel, text
-from splitstep.data.files import LONGEST_LINE, find, lines
+from splitstep.data.files import LONGEST_LINE, STRICT, Reading, find, lines
 from splitstep.solver.errors import UserError
 
 
@@ -94,7 +94,7 @@ def test_tab_pairs_follow_the_order_of_languages(tmp_path):
 def test_documents_together_are_the_text(tmp_path, name):
     content = " \n = One = \n \n first ü text \n\n = Two = \n = = not a title = = \nmore\n\n\nlast\n"
     (tmp_path / "a").write_text(content)
-    assert "".join(text.FORMATS[name].documents(tmp_path, "a")) == content
+    assert "".join(text.FORMATS[name].documents(tmp_path, "a", STRICT)) == content
 
 
 def test_wikitext_articles_begin_with_their_title(tmp_path):
@@ -110,3 +110,23 @@ def test_a_character_may_lie_across_two_chunks(tmp_path, monkeypatch):
     (tmp_path / "a").write_bytes(content.encode()[:-9] + b"\xc3")
     with pytest.raises(UserError, match="not utf-8 at byte"):
         list(text.whole(tmp_path / "a"))
+
+
+BAD_LINES = {"not UTF-8": b"\xff\xfe", "NUL": b"a\0b", "long": b"x" * (LONGEST_LINE + 1)}
+
+
+@pytest.mark.parametrize("bad", BAD_LINES.values(), ids=BAD_LINES)
+def test_bad_lines_are_left_out_when_asked_and_counted(tmp_path, bad):
+    said = []
+    reading = Reading("skip", said.append)
+    (tmp_path / "t.de").write_bytes(b"eins\n" + bad + b"\ndrei\nvier\n")
+    (tmp_path / "t.en").write_bytes(b"one\ntwo\n" + bad + b"\nfour\n")
+    pairs = list(parallel.line_pairs(tmp_path, "t.{language}", ("de", "en"), reading))
+    assert pairs == [("eins", "one"), ("vier", "four")]
+    assert said[0].startswith("2 of 4 rows of t.{language} are malformed and left out; the first: ")
+    (tmp_path / "pairs").write_bytes(b"eins\tone\n" + bad + b"\nno tab\nvier\tfour\n")
+    assert list(parallel.tab_pairs(tmp_path, "pairs:de-en", ("de", "en"), reading)) == pairs
+    (tmp_path / "text").write_bytes(b" = One = \n" + bad + b"\n word \n")
+    assert list(text.wikitext(tmp_path / "text", reading)) == [" = One = \n word \n"]
+    assert list(text.paragraphs(tmp_path / "text", reading)) == [" = One = \n word \n"]
+    assert len(said) == 4

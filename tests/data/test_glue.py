@@ -3,7 +3,7 @@
 import pytest
 from tests import corpora
 
-from splitstep.data.files import data_root
+from splitstep.data.files import Reading, data_root
 from splitstep.data.glue import GLUE
 from splitstep.data.labelled import examples
 from splitstep.solver.errors import UserError
@@ -38,7 +38,7 @@ def test_a_malformed_row_is_named_with_its_line_and_skipped_only_when_asked(tmp_
     with pytest.raises(UserError, match=complaint):
         read(root, name, "train")
     said = []
-    assert len(read(root, name, "train", on_bad="skip", say=said.append)) == 6
+    assert len(read(root, name, "train", reading=Reading("skip", said.append))) == 6
     assert len(said) == 1
     assert "1 of 7 rows" in said[0]
     assert complaint in said[0]

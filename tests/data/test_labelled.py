@@ -12,6 +12,7 @@ from tests.image_files import write_cifar10
 
 from splitstep.data import archives
 from splitstep.data.archives import npz_arrays, tar_files
+from splitstep.data.files import Reading
 from splitstep.data.labelled import FORMATS, Choice, checksums, examples
 from splitstep.solver.errors import UserError
 
@@ -112,7 +113,7 @@ def test_columns_are_chosen_by_name_and_joined_with_a_plus(tmp_path):
     assert read(tmp_path, "ag-news", "x", texts=["title", "description"])[1][0] == ("T", "d")
     _trec(tmp_path)
     assert [label for _, label in read(tmp_path, "trec", "x", label="fine")] == ["DESC:manner", "HUM:ind"]
-    with pytest.raises(UserError, match=r"unknown column of trec 'coars'; .*did you mean 'coarse'"):
+    with pytest.raises(UserError, match=r"unknown data.(texts|label) 'coars'; .*did you mean 'coarse'"):
         Choice.of("trec", None, "coars")
     with pytest.raises(UserError, match=r"unknown data.format 'ag_news'; .*did you mean 'ag-news'"):
         Choice.of("ag_news", None, None)
@@ -141,7 +142,7 @@ def test_a_malformed_row_is_named_with_its_line_or_counted_and_left_out(name, ba
     with pytest.raises(UserError, match=rf"x, line {number}: {complaint}"):
         read(tmp_path, name, "x")
     said = []
-    assert read(tmp_path, name, "x", on_bad="skip", say=said.append) == good
+    assert read(tmp_path, name, "x", reading=Reading("skip", said.append)) == good
     (note,) = said
     assert note.startswith(f"1 of {len(good) + 1} rows of x are malformed and left out; the first: ")
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from splitstep.data.files import STRICT
 from splitstep.data.sentences import DOCUMENTS, by_rule, joined
 from splitstep.data.wikipedia import pages, prose
 
@@ -32,12 +33,12 @@ def test_short_sentences_are_joined_to_the_next():
 
 def test_text_with_blank_lines_has_a_document_between_them(tmp_path):
     (tmp_path / "a").write_text("One.\nTwo.\n\n\nThree.\n")
-    assert list(DOCUMENTS["paragraphs"](tmp_path / "a")) == [["One.", "Two."], ["Three."]]
+    assert list(DOCUMENTS["paragraphs"](tmp_path / "a", STRICT)) == [["One.", "Two."], ["Three."]]
 
 
 def test_wikitext_loses_its_headings_and_joins_its_numbers(tmp_path):
     (tmp_path / "a").write_text(" \n = Title = \n \n A 1 @,@ 000 @-@ fold text . \n \n = = Part = = \n \n More . \n")
-    blank, article = DOCUMENTS["wikitext"](tmp_path / "a")
+    blank, article = DOCUMENTS["wikitext"](tmp_path / "a", STRICT)
     assert (blank, article) == ([], ["A 1,000-fold text .", "More ."])
 
 
@@ -69,7 +70,7 @@ Boil [http://x.org water] for 3&amp;nbsp;minutes.&lt;ref&gt;a book&lt;/ref&gt; &
 
 def test_pages_of_a_dump_become_paragraphs(tmp_path):
     (tmp_path / "a").write_text(DUMP)
-    tea, cut = DOCUMENTS["enwik8"](tmp_path / "a")
+    tea, cut = DOCUMENTS["enwik8"](tmp_path / "a", STRICT)
     assert tea == ["Tea is a beverage — see leaves.", "Boil water for 3 minutes. Pour."]
     assert cut == ["The file ends in the mid"]
 

@@ -225,8 +225,8 @@ def test_malformed_rows_stop_a_run_or_are_said(tmp_path):
     ("section", "key", "value", "complaint"),
     [
         ("data", "format", "agnews", r"unknown data.format 'agnews'; .*did you mean 'ag-news'"),
-        ("data", "label", "clas", r"unknown column of ag-news 'clas'; .*did you mean 'class'"),
-        ("data", "texts", ["headline"], r"unknown column of ag-news 'headline'"),
+        ("data", "label", "clas", r"unknown data.(texts|label) 'clas'; .*did you mean 'class'"),
+        ("data", "texts", ["headline"], r"unknown data.(texts|label) 'headline'"),
         ("evaluation", "metrics", ["acuracy"], r"unknown metric of classes 'acuracy'; .*did you mean 'accuracy'"),
         ("evaluation", "metrics", ["pearson"], r"unknown metric of classes 'pearson'"),
     ],

@@ -1,6 +1,7 @@
 """Checkpoints: whatever happens to a file, the run knows, and uses the one before."""
 
 import json
+import pickle
 import shutil
 
 import pytest
@@ -9,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from tests import corpora
 
 from splitstep.recipe import recipe
-from splitstep.solver.errors import UserError
+from splitstep.solver.errors import RunError, UserError
 from splitstep.training import checkpoints
 from splitstep.training.engine import train
 
@@ -96,3 +97,27 @@ def test_writing_is_all_or_nothing(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         checkpoints.write_atomically(path, "second")
     assert path.read_text() == "first"
+
+
+class Bomb:
+    """What a pickle runs when it is opened."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_no_code_of_a_checkpoint_is_run(stopped, tmp_path, monkeypatch, name):
+    whole, folder = stopped
+    monkeypatch.setenv("SPLITSTEP_CACHE", str(tmp_path / "cache"))
+    shutil.copytree(folder / "run", tmp_path / "run")
+    checkpoint = tmp_path / "run" / "checkpoints" / "checkpoint-5"
+    torch.save({"state": Bomb(tmp_path / "struck")}, checkpoint / name)
+    (checkpoint / checkpoints.SEAL).unlink()
+    checkpoints.seal(checkpoint)  # as an attacker would
+    with pytest.raises((pickle.UnpicklingError, RunError), match="weights"):
+        train(whole, tmp_path / "run")
+    assert not (tmp_path / "struck").exists()

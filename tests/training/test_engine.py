@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests import corpora
+from tests.runs import losses, same, weights
 
 from splitstep.recipe import recipe, toml
 from splitstep.solver.errors import UserError
@@ -18,8 +19,6 @@ from splitstep.tasks import task_class
 from splitstep.training.engine import check, evaluate, train
 from splitstep.training.run import Run
 from splitstep.training.trainer import NotFiniteError, SplitstepTrainer
-
-CLOCK = {"tokens_per_second", "data_wait", "seconds", "images_per_second", "examples_per_second"}
 
 
 @pytest.fixture(autouse=True)
@@ -61,27 +60,6 @@ def tables(request, tmp_path):
 def one_task(tmp_path):
     """For laws in which the task has no part."""
     return _language(tmp_path / "data", model=dropout)
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model" / "model.safetensors")
-
-
-def same(one: Path, other: Path) -> None:
-    """Two runs that no one can tell apart: weights, log and results, but for the clock."""
-    first, second = weights(one), weights(other)
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[key], second[key]) for key in first)
-    logs = [[json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in (one, other)]
-    logs = [[{k: v for k, v in entry.items() if k not in CLOCK} for entry in log] for log in logs]
-    assert logs[0] == logs[1]
-    results = [json.loads((run / "results.json").read_text()) for run in (one, other)]
-    assert results[0]["metrics"] == results[1]["metrics"]
-
-
-def _losses(folder: Path) -> list[float]:
-    log = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [entry.get("loss", entry.get("eval_loss")) for entry in log]
 
 
 def files(folder: Path) -> dict[str, float]:
@@ -149,7 +127,7 @@ def test_micro_batches_change_nothing_but_the_last_bits(tables, tmp_path):
     train(recipe(quiet), tmp_path / "one")
     train(recipe(corpora.merged(quiet, {"training": {"micro_batches": 3}})), tmp_path / "three")
     # Losses, not weights: Adam makes whole steps of gradients that are zero but for their last bits.
-    one, three = (_losses(tmp_path / name) for name in ("one", "three"))
+    one, three = (losses(tmp_path / name) for name in ("one", "three"))
     assert one == pytest.approx(three, rel=1e-4)
 
 
@@ -231,6 +209,35 @@ def test_bad_data_leave_no_half_made_run_folder(tables, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("trying", [train, check], ids=["train", "check"])
+def test_a_recipe_that_its_data_contradict_is_refused_at_once(tmp_path, trying):
+    tables = _translation(tmp_path / "data")
+    attempts = {
+        "model.vocab_size = 10, but the vocabulary has": corpora.merged(tables, {"model": {"vocab_size": 10}}),
+        "the recipe names no data.valid": {**tables, "data": {k: v for k, v in tables["data"].items() if k != "valid"}},
+    }
+    for complaint, wrong in attempts.items():
+        with pytest.raises(UserError, match=complaint):
+            trying(recipe(wrong), *([tmp_path / "run"] if trying is train else []))
+    assert not (tmp_path / "run").exists()
+
+
+def test_fewer_examples_than_an_update_takes_are_one_update(tmp_path):
+    tables = _language(tmp_path / "data", training={"batch_size": 5000})
+    assert train(recipe(tables), tmp_path / "run").results["updates"] == 6
+
+
+def test_another_vocabulary_file_is_other_data(tmp_path):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one", "two", "three", "four", "zero", "."]
+    (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
+    vocabulary = {"kind": "wordpiece", "file": str(tmp_path / "vocab.txt"), "lowercase": True}
+    tables = _pretraining(tmp_path / "data", data={"vocabulary": vocabulary})
+    train(recipe(tables), tmp_path / "run")
+    (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in [*words, "five"]))
+    with pytest.raises(UserError, match=r"was begun with other data: vocab\.txt changed"):
+        train(recipe(tables), tmp_path / "run")
+
+
 def test_check_makes_one_update_and_keeps_nothing(tables, tmp_path):
     report = check(recipe(tables))
     assert report["validation_loss"] < report["first_loss"] * 1.5
@@ -290,7 +297,7 @@ def test_two_processes_share_an_update(tmp_path):
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "splitstep"]
     answer = subprocess.run([*launch, *command[3:], str(tmp_path / "two")], capture_output=True, text=True, timeout=200)
     assert answer.returncode == 0, answer.stderr
-    assert _losses(tmp_path / "one") == pytest.approx(_losses(tmp_path / "two"), rel=1e-5)
+    assert losses(tmp_path / "one") == pytest.approx(losses(tmp_path / "two"), rel=1e-5)
     results = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two")]
     assert results[0]["metrics"]["test"]["loss"] == pytest.approx(results[1]["metrics"]["test"]["loss"], rel=1e-4)
 

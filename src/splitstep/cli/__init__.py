@@ -28,6 +28,9 @@ def main() -> NoReturn:
     except BrokenPipeError:
         sys.stderr.close()
         code = 141
+    except OSError as error:
+        named = f": {error.filename}" if error.filename else ""
+        _fail(f"{error.strerror or error}{named}", code=1)
     if code == 130:
         typer.echo("splitstep: interrupted", err=True)
     sys.exit(code if isinstance(code, int) else 0)

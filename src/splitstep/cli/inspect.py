@@ -115,6 +115,7 @@ def order(
     part: Annotated[str | None, typer.Option(help="Only this part: encoder or decoder.")] = None,
     splitting: Annotated[str | None, typer.Option(help="Only this splitting.")] = None,
     integrator: Annotated[str | None, typer.Option(help="Only this integrator.")] = None,
+    reversible: Annotated[bool, typer.Option("--reversible", help="Of the schemes made reversible.")] = False,
 ) -> None:
     """Order of accuracy of every scheme, derived and measured.
 
@@ -132,7 +133,7 @@ def order(
     widths = (8, 21, 11, 8, 9, 6)
     if not as_json:
         typer.echo(columns(("part", "splitting", "integrator", "derived", "measured", "steps"), widths))
-    for number, result in enumerate(measured_orders(rows), start=1):
+    for number, result in enumerate(measured_orders(rows, reversible=reversible), start=1):
         *names, derived, measurement = result
         if as_json:
             progress(f"{number} of {len(rows)} schemes measured", last=number == len(rows))

@@ -1,7 +1,7 @@
 """Commands that use a finished model on text: translate, generate, classify."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Annotated
 
@@ -15,20 +15,40 @@ from splitstep.tasks import task_class
 Batch = Annotated[int, typer.Option("--batch", min=1, help="Lines taken at a time.")]
 
 
-def _input_lines(size: int) -> Iterator[list[str]]:
-    """Lines of stdin, so many at a time; bytes that are no UTF-8 are replaced, and the line says so on stderr."""
+def _answer(
+    answers: Callable[[Sequence[tuple[int, str]]], Iterator[str]],
+    *,
+    batch: int,
+    empty: Callable[[int], str] = lambda number: "",
+) -> None:
+    """Write what is answered to the numbered lines of stdin, so many at a time; empty ones are not asked about."""
+    if sys.stdin is None:
+        raise UserError("stdin is closed; the lines to work on are read from it")
     number = 0
-    while raw := list(islice(sys.stdin.buffer, size)):
-        texts = []
+    while raw := list(islice(sys.stdin.buffer, batch)):
+        lines = []
         for line in raw:
             number += 1
-            try:
-                text = line.decode("utf-8")
-            except UnicodeDecodeError:
-                typer.echo(f"line {number}: not UTF-8; the wrong bytes are replaced", err=True)
-                text = line.decode("utf-8", errors="replace")
-            texts.append(text.removesuffix("\n").removesuffix("\r"))
-        yield texts
+            lines.append((number, _decoded(line, number)))
+        filled = [(number, text) for number, text in lines if text.strip()]
+        found = answers(filled) if filled else iter(())
+        for place, text in lines:
+            typer.echo(next(found) if text.strip() else empty(place))
+        sys.stdout.flush()
+
+
+def _decoded(line: bytes, number: int) -> str:
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError:
+        typer.echo(f"line {number}: not UTF-8; the wrong bytes are replaced", err=True)
+        text = line.decode("utf-8", errors="replace")
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def _warn(numbers: list[int], cut: list[int], what: str) -> None:
+    for index in cut:
+        typer.echo(f"line {numbers[index]}: {what}", err=True)
 
 
 @app.command()
@@ -47,6 +67,7 @@ def translate(
 
     Example: echo 'Ein Hund rennt.' | splitstep translate runs/laptop/multi30k-de-en
     """
+    from splitstep.tasks.translation import Translation
     from splitstep.training.engine import loaded
     from splitstep.training.run import Run
 
@@ -55,27 +76,33 @@ def translate(
     if recipe.task != "translation":
         raise UserError(f"{folder} is a run of the task {recipe.task}, not translation")
     task, predictor = loaded(run, recipe)
-    number = 0
-    for texts in _input_lines(batch):
-        filled = [text for text in texts if text.strip()]
-        found = iter(task.translated(filled, predictor, nbest=nbest) if filled else [])  # type: ignore[attr-defined]
-        for text in texts:
-            beams = next(found) if text.strip() else [("", 0.0)] * nbest
-            for line, score in beams:
-                typer.echo(line if nbest == 1 else f"{number}\t{score:.4f}\t{line}")
-            number += 1
-        sys.stdout.flush()
+    assert isinstance(task, Translation)
+
+    def translations(lines: Sequence[tuple[int, str]]) -> Iterator[str]:
+        numbers, texts = [number for number, _ in lines], [text for _, text in lines]
+        _warn(numbers, task.too_long(texts), f"longer than {task.evaluation.max_source} tokens; its end is cut off")
+        for number, beams in zip(numbers, task.translated(texts, predictor, nbest=nbest), strict=True):
+            yield shown(number, beams)
+
+    def shown(number: int, beams: list[tuple[str, float]]) -> str:
+        return "\n".join(line if nbest == 1 else f"{number - 1}\t{score:.4f}\t{line}" for line, score in beams)
+
+    _answer(translations, batch=batch, empty=lambda number: shown(number, [("", 0.0)] * nbest))
 
 
 @app.command()
 def generate(
     folder: RunFolder,
-    prompt: Annotated[str, typer.Option(help="What the text begins with.")],
+    prompt: Annotated[
+        str | None, typer.Option(help="What the text begins with; without it, each line of stdin.")
+    ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="How many tokens to write at most.")] = 64,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")] = 0.8,
     seed: Annotated[int, typer.Option(min=0, help="Of the draw.")] = 1,
 ) -> None:
     """Go on with a prompt by a trained language model.
+
+    Prompts on stdin are answered by a line each, in order, in which a space stands for every line break.
 
     Example: splitstep generate runs/laptop/wikitext-2 --prompt 'The history of the city'
     """
@@ -86,14 +113,26 @@ def generate(
     recipe = run.recipe()
     if not issubclass(task_class(recipe.task), LanguageModelling):
         raise UserError(f"{folder} is a run of the task {recipe.task}, not language-modelling")
-    if not prompt.strip():
+    if prompt is not None and not prompt.strip():
         raise UserError("--prompt is empty")
 
     from splitstep.training.engine import loaded
 
     task, predictor = loaded(run, recipe)
     assert isinstance(task, LanguageModelling)
-    typer.echo(task.continued(prompt, predictor, tokens=tokens, temperature=temperature, seed=seed))
+
+    def continued(text: str) -> str:
+        return task.continued(text, predictor, tokens=tokens, temperature=temperature, seed=seed)
+
+    def lines_of(lines: Sequence[tuple[int, str]]) -> Iterator[str]:
+        texts = [text for _, text in lines]
+        _warn([number for number, _ in lines], task.too_long(texts), "longer than what the model sees; its end counts")
+        return (" ".join(continued(text).split("\n")) for text in texts)
+
+    if prompt is None:
+        _answer(lines_of, batch=1)
+    else:
+        typer.echo(continued(prompt))
 
 
 @app.command()
@@ -120,17 +159,14 @@ def classify(
 
     task, predictor = loaded(run, recipe)
     assert isinstance(task, Classification)
-    number = 0
-    for lines in _input_lines(batch):
-        rows = []
-        for line in lines:
-            number += 1
-            if line.strip():
-                rows.append(task.texts_of(line, place=f"line {number}"))
-        found = iter(task.classified(rows, predictor) if rows else [])
-        for line in lines:
-            typer.echo(_labelled(*next(found)) if line.strip() else "")
-        sys.stdout.flush()
+
+    def labels(lines: Sequence[tuple[int, str]]) -> Iterator[str]:
+        rows = [task.texts_of(text, place=f"line {number}") for number, text in lines]
+        told = f"longer than {task.data.max_length} tokens; the {task.data.truncation} of its text counts"
+        _warn([number for number, _ in lines], task.too_long(rows), told)
+        return (_labelled(*answer) for answer in task.classified(rows, predictor))
+
+    _answer(labels, batch=batch)
 
 
 def _labelled(label: str, probability: float | None) -> str:

@@ -4,8 +4,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from splitstep.recipe import Recipe, differences, recipe, toml
 from splitstep.solver.errors import UserError
 from splitstep.tasks import task_class
 from splitstep.training.checkpoints import write_atomically
+from splitstep.training.progress import clock
 from splitstep.training.run import Run
 
 Say = Callable[[str], None]
@@ -85,9 +87,34 @@ def _codes(experiment: Experiment, jobs: list[tuple[Contestant, int, Path]], say
             yield _in_this_process(rival, seed, folder, say)
         return
     with ThreadPoolExecutor(experiment.jobs) as pool:
-        begun = [pool.submit(_in_another_process, *job, experiment.jobs, say) for job in jobs]
-        for future in begun:
-            yield future.result()
+        begun = time.monotonic()
+        waiting = {pool.submit(_in_another_process, *job, experiment.jobs, say) for job in jobs}
+        before = share = _share_done([folder for _, _, folder in jobs])
+        while waiting:
+            ended, waiting = wait(waiting, timeout=SHOWN_EVERY, return_when=FIRST_COMPLETED)
+            yield from (future.result() for future in ended)
+            share = _share_done([folder for _, _, folder in jobs])
+            if waiting and share > before:
+                left = (time.monotonic() - begun) * (1 - share) / (share - before)
+                say(f"{share:.0%} of all updates done, about {clock(left)} left")
+
+
+SHOWN_EVERY = 30.0  # seconds between lines about runs side by side
+
+
+def _share_done(folders: list[Path]) -> float:
+    """How much of the work of all runs is done; a run that has not begun is as long as the others."""
+    return sum(map(_done, folders)) / len(folders)
+
+
+def _done(folder: Path) -> float:
+    run = Run(folder)
+    if run.results_file.is_file():
+        return 1.0
+    if not run.metrics_file.is_file():
+        return 0.0
+    last = run.metrics_file.read_text(encoding="utf-8").rsplit("\n", 2)[-2:]
+    return json.loads(last[0])["update"] / run.environment()["updates"] if last[0] else 0.0
 
 
 def _seeded(rival: Contestant, seed: int) -> Recipe:

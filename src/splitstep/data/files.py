@@ -7,13 +7,46 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal, TypeVar
 
 from splitstep.solver.errors import UserError
 
 PACKERS: dict[str, Callable[..., Any]] = {"": open, ".gz": gzip.open, ".xz": lzma.open}
+BOM = b"\xef\xbb\xbf"
 LONGEST_LINE = 1_000_000  # characters; a longer line is a file of another kind
+
+Item = TypeVar("Item")
+OnBad = Literal["stop", "skip"]
+
+
+class BadRowError(ValueError):
+    """A record that is not what its format says; who reads it adds the place."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What becomes of a bad record: it stops the reading, or is left out and counted."""
+
+    on_bad: OnBad = "stop"
+    say: Callable[[str], None] = lambda line: None
+
+    def good(self, records: Iterable[tuple[str, Item | BadRowError]], of: str) -> Iterator[Item]:
+        """The records that are what they should be, each given with its place."""
+        count, bad, first = 0, 0, ""
+        for count, (place, record) in enumerate(records, start=1):  # noqa: B007
+            if not isinstance(record, BadRowError):
+                yield record
+                continue
+            if self.on_bad == "stop":
+                raise UserError(f"{place}: {record}")
+            bad, first = bad + 1, first or f"{place}: {record}"
+        if bad:
+            self.say(f"{bad:,} of {count:,} rows of {of} are malformed and left out; the first: {first}")
+
+
+STRICT = Reading()
 
 
 def data_root(root: str | None) -> Path:
@@ -58,27 +91,30 @@ def read_bytes(path: Path) -> bytes:
     return content
 
 
-def lines(path: Path, *, encoding: str = "utf-8") -> Iterator[str]:
+def lines(path: Path, *, encoding: str = "utf-8", reading: Reading = STRICT) -> Iterator[str]:
     """The lines of a text without their ends. A byte-order mark, CRLF and a missing last newline are read rightly."""
+    return reading.good(placed_lines(path, encoding=encoding), path.name)
+
+
+def placed_lines(path: Path, *, encoding: str = "utf-8") -> Iterator[tuple[str, str | BadRowError]]:
+    """Each line, or what is wrong with it, with its place."""
     number = 0
     with opened(path) as file:
         for number, raw in enumerate(file, start=1):
-            yield _decoded(raw, encoding, path, number)
+            yield f"{path}, line {number}", _decoded(raw if number > 1 else raw.removeprefix(BOM), encoding)
     if number == 0:
         raise UserError(f"{path} is empty")
 
 
-def _decoded(raw: bytes, encoding: str, path: Path, number: int) -> str:
-    if number == 1:
-        raw = raw.removeprefix(b"\xef\xbb\xbf")
+def _decoded(raw: bytes, encoding: str) -> str | BadRowError:
     if len(raw) > LONGEST_LINE:
-        raise UserError(f"{path}, line {number}: {len(raw):,} bytes in one line, more than {LONGEST_LINE:,}")
+        return BadRowError(f"{len(raw):,} bytes in one line, more than {LONGEST_LINE:,}")
     try:
         line = raw.decode(encoding)
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}, line {number}: not {encoding} at byte {error.start + 1}") from None
+        return BadRowError(f"not {encoding} at byte {error.start + 1}")
     if "\0" in line:
-        raise UserError(f"{path}, line {number}: a NUL byte in a text")
+        return BadRowError("a NUL byte in a text")
     return line.removesuffix("\n").removesuffix("\r")
 
 

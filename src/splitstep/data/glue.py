@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from splitstep.data.files import find, lines
-from splitstep.data.labelled import BadRowError, Choice, Format, Record
+from splitstep.data.files import BadRowError, find, placed_lines
+from splitstep.data.labelled import Choice, Format, Record
 from splitstep.solver.errors import UserError
 
 
@@ -38,13 +38,13 @@ class GlueTask:
     def _records(self, folder: Path, name: str) -> Iterator[Record]:
         """Where each row stands, with the numbers of the columns that are read and of all."""
         path = find(folder, name)
-        rows = enumerate(lines(path), start=1)
-        header = list(self.header) or next(rows)[1].split("\t")
+        rows = placed_lines(path)
+        header = list(self.header) or str(next(rows)[1]).split("\t")
         if missing := [column for column in (*self.texts, self.label) if column not in header]:
             raise UserError(f"{path}, line 1: no column {missing[0]!r} among {', '.join(header)}")
         chosen = [header.index(column) for column in (*self.texts, self.label)]
-        for number, line in rows:
-            yield f"{path}, line {number}", (line, chosen, len(header))
+        for place, line in rows:
+            yield place, line if isinstance(line, BadRowError) else (line, chosen, len(header))
 
 
 def _row(record: tuple[str, list[int], int]) -> Sequence[str]:

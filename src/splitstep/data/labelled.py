@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from splitstep.data import images, listops
 from splitstep.data.archives import npz_arrays, tar_files
-from splitstep.data.files import PACKERS, find, fingerprint, lines
+from splitstep.data.files import PACKERS, STRICT, BadRowError, Reading, find, fingerprint, lines, placed_lines
 from splitstep.solver.errors import UserError, unknown
 
-Record = tuple[str, Any]  # where it stands, and what stands there
+Record = tuple[str, Any]  # where it stands, and what stands there or what is wrong with it
 
 
 class Example(NamedTuple):
@@ -28,10 +28,6 @@ class Example(NamedTuple):
     texts: tuple[str, ...]
     label: str
     place: str
-
-
-class BadRowError(ValueError):
-    """A record that is not what its format says; the reader adds the place."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +61,10 @@ class Choice:
         format = FORMATS[name]  # noqa: A001
         usual = [format.text] if format.pair is None else [format.text, format.pair]
         chosen = cls(format, tuple(tuple(text.split("+")) for text in texts or usual), label or format.label)
-        for column in (*(column for text in chosen.texts for column in text), chosen.label):
+        named = [("texts", column) for text in chosen.texts for column in text] + [("label", chosen.label)]
+        for key, column in named:
             if column not in format.columns:
-                raise unknown(f"column of {name}", column, format.columns)
+                raise unknown(f"data.{key}", column, format.columns)
         return chosen
 
     def example(self, row: Sequence[str], place: str) -> Example:
@@ -83,25 +80,23 @@ class Choice:
         return self.format.names(folder) if self.label == self.format.label else {}
 
 
-def examples(
-    choice: Choice, folder: Path, name: str, *, on_bad: str = "stop", say: Callable[[str], None] = lambda line: None
-) -> Iterator[Example]:
-    """The examples of a file; a malformed row stops the reading, or with "skip" is counted and left out."""
-    names, good, bad = choice.names(folder), 0, []
-    for place, record in choice.format.records(folder, name):
+def examples(choice: Choice, folder: Path, name: str, reading: Reading = STRICT) -> Iterator[Example]:
+    """The examples of a file."""
+    names = choice.names(folder)
+
+    def example(place: str, record: Any) -> Example | BadRowError:
+        if isinstance(record, BadRowError):
+            return record
         try:
-            example = choice.example(choice.format.row(record), place)
-            if names and example.label not in names:
-                raise BadRowError(f"label {example.label!r} is none of {', '.join(names)}")
+            found = choice.example(choice.format.row(record), place)
         except BadRowError as error:
-            if on_bad == "stop":
-                raise UserError(f"{place}: {error}") from None
-            bad.append(f"{place}: {error}")
-            continue
-        good += 1
-        yield example._replace(label=names.get(example.label, example.label))
-    if bad:
-        say(f"{len(bad):,} of {good + len(bad):,} rows of {name} are malformed and left out; the first: {bad[0]}")
+            return error
+        if names and found.label not in names:
+            return BadRowError(f"label {found.label!r} is none of {', '.join(names)}")
+        return found._replace(label=names.get(found.label, found.label))
+
+    records = choice.format.records(folder, name)
+    return reading.good(((place, example(place, record)) for place, record in records), name)
 
 
 def checksums(choice: Choice, folder: Path, name: str) -> dict[str, str]:
@@ -119,9 +114,7 @@ def checksums(choice: Choice, folder: Path, name: str) -> dict[str, str]:
 
 
 def _lines(folder: Path, name: str, encoding: str = "utf-8") -> Iterator[Record]:
-    path = find(folder, name)
-    for number, line in enumerate(lines(path, encoding=encoding), start=1):
-        yield f"{path}, line {number}", line
+    return placed_lines(find(folder, name), encoding=encoding)
 
 
 def _latin_lines(folder: Path, name: str) -> Iterator[Record]:

@@ -5,28 +5,29 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from splitstep.data import text
+from splitstep.data.files import Reading
 from splitstep.data.wikipedia import pages, prose
 
 _JOINED = re.compile(r" @(.)@ ")  # WikiText's mark inside numbers and compounds: 1 @,@ 000
 
 
-def _paragraphs(path: Path) -> Iterator[list[str]]:
-    for document in text.paragraphs(path):
+def _paragraphs(path: Path, reading: Reading) -> Iterator[list[str]]:
+    for document in text.paragraphs(path, reading):
         yield [line for line in document.splitlines() if line.strip()]
 
 
-def _wikitext(path: Path) -> Iterator[list[str]]:
-    for article in text.wikitext(path):
+def _wikitext(path: Path, reading: Reading) -> Iterator[list[str]]:
+    for article in text.wikitext(path, reading):
         prose = (line for line in article.splitlines() if line.strip() and not line.startswith(" = "))
         yield [_JOINED.sub(r"\1", line.strip()) for line in prose]
 
 
-def _enwik8(path: Path) -> Iterator[list[str]]:
-    yield from map(prose, pages(path))
+def _enwik8(path: Path, reading: Reading) -> Iterator[list[str]]:
+    yield from map(prose, pages(path, reading))
 
 
 # A new format of documents is one entry: the paragraphs of each, without headings.
-DOCUMENTS: dict[str, Callable[[Path], Iterator[list[str]]]] = {
+DOCUMENTS: dict[str, Callable[[Path, Reading], Iterator[list[str]]]] = {
     "paragraphs": _paragraphs,
     "wikitext": _wikitext,
     "enwik8": _enwik8,

@@ -1,6 +1,7 @@
 """Settings that check themselves: sections of a recipe, with errors a user can act on."""
 
 from collections.abc import Mapping
+from textwrap import shorten
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -34,9 +35,9 @@ def _explained(schema: type[BaseModel], error: ValidationError, path: str) -> Us
         return UserError(f"the recipe lacks {name}")
     message = first["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
-    if isinstance(first["input"], dict):  # a section whose keys do not fit together
+    if first["type"] == "value_error" and isinstance(first["input"], dict):  # keys that do not fit together
         return UserError(message)
-    return UserError(f"{name}: {message}, got {first['input']!r}")
+    return UserError(f"{name}: {message}, got {shorten(repr(first['input']), 80)}")
 
 
 def _names(schema: type[BaseModel], parents: list[str], path: str) -> list[str]:

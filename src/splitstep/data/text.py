@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from splitstep.data.files import find, lines, opened
+from splitstep.data.files import STRICT, Reading, find, lines, opened
 from splitstep.data.packaged import python_reference, python_reference_files
 from splitstep.solver.errors import UserError
 
@@ -14,10 +14,10 @@ _TITLE = re.compile(r"^ = [^=].* = $")
 CHUNK = 1 << 16  # bytes of a file without documents that are taken at a time
 
 
-def wikitext(path: Path) -> Iterator[str]:
+def wikitext(path: Path, reading: Reading = STRICT) -> Iterator[str]:
     """Articles of a `.tokens` file, each from its title ` = Title = `."""
     article: list[str] = []
-    for line in lines(path):
+    for line in lines(path, reading=reading):
         if _TITLE.match(line) and article:
             yield "".join(article)
             article = []
@@ -25,10 +25,10 @@ def wikitext(path: Path) -> Iterator[str]:
     yield "".join(article)
 
 
-def paragraphs(path: Path) -> Iterator[str]:
+def paragraphs(path: Path, reading: Reading = STRICT) -> Iterator[str]:
     """Documents with blank lines between them; the blank lines belong to the document before."""
     document: list[str] = []
-    for blank, group in groupby(lines(path), key=lambda line: not line.strip()):
+    for blank, group in groupby(lines(path, reading=reading), key=lambda line: not line.strip()):
         if blank:
             document += [f"{line}\n" for line in group]
         else:
@@ -38,8 +38,8 @@ def paragraphs(path: Path) -> Iterator[str]:
     yield "".join(document)
 
 
-def whole(path: Path) -> Iterator[str]:
-    """A file as it is, in chunks of some kilobytes."""
+def whole(path: Path, reading: Reading = STRICT) -> Iterator[str]:
+    """A file as it is, in chunks of some kilobytes; it has no lines that could be left out."""
     rest, place = b"", 0
     with opened(path) as file:
         while block := file.read(CHUNK):
@@ -69,13 +69,13 @@ def _whole_characters(block: bytes) -> tuple[bytes, bytes]:
 class Format:
     """How running text is stored: its documents, and the files they are read from."""
 
-    documents: Callable[[Path, str], Iterator[str]]
+    documents: Callable[[Path, str, Reading], Iterator[str]]
     files: Callable[[Path, str], list[Path]] = lambda folder, name: [find(folder, name)]
     packaged: bool = False  # comes with a Python package, so there is no folder
 
 
-def _of_file(read: Callable[[Path], Iterator[str]]) -> Format:
-    return Format(lambda folder, name: read(find(folder, name)))
+def _of_file(read: Callable[[Path, Reading], Iterator[str]]) -> Format:
+    return Format(lambda folder, name, reading: read(find(folder, name), reading))
 
 
 # A new format of running text is one entry.
@@ -84,6 +84,8 @@ FORMATS = {
     "paragraphs": _of_file(paragraphs),
     "whole": _of_file(whole),
     "python-reference": Format(
-        lambda folder, part: python_reference(part), lambda folder, part: python_reference_files(), packaged=True
+        lambda folder, part, reading: python_reference(part),
+        lambda folder, part: python_reference_files(),
+        packaged=True,
     ),
 }

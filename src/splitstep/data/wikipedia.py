@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from splitstep.data.files import lines
+from splitstep.data.files import STRICT, Reading, lines
 
 _OPENING, _CLOSING = re.compile(r"<text[^>/]*>"), "</text>"
 
@@ -37,11 +37,11 @@ _LAST = [
 _NO_PROSE = tuple("=*#:;|!{}-")  # how headings, lists, tables and rules begin
 
 
-def pages(path: Path) -> Iterator[str]:
+def pages(path: Path, reading: Reading = STRICT) -> Iterator[str]:
     """The marked-up text of each page of a dump; redirections have none. A page that the file cuts off is kept."""
     page: list[str] = []
     inside = True
-    for line in lines(path):
+    for line in lines(path, reading=reading):
         if opening := _OPENING.search(line):
             page, inside, line = [], True, line[opening.end() :]
         if inside:

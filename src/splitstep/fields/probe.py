@@ -50,11 +50,13 @@ def _function(term: Term, sight: Sight) -> Callable[[Tensor, Time], Tensor]:
     return field
 
 
-def measured_orders(rows: Sequence[tuple[str, str, str]]) -> Iterator[tuple[str, str, str, int, Measurement]]:
-    """(part, splitting, integrator, derived order, measurement) of each scheme."""
+def measured_orders(
+    rows: Sequence[tuple[str, str, str]], *, reversible: bool = False
+) -> Iterator[tuple[str, str, str, int, Measurement]]:
+    """(part, splitting, integrator, derived order, measurement) of each scheme, as it is or made reversible."""
     equations = {part: probe(part) for part in {row[0] for row in rows}}
     exact = {part: reference(*equation) for part, equation in equations.items()}
     for part, splitting, integrator in rows:
         terms, x = equations[part]
-        chosen = scheme(part, splitting=splitting, integrator=integrator)
+        chosen = scheme(part, splitting=splitting, integrator=integrator, reversible=reversible)
         yield part, splitting, integrator, chosen.order, measure_order(terms, x, scheme=chosen, exact=exact[part])

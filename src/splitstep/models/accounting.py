@@ -88,7 +88,8 @@ def flops_per_token(
                 total += steps * scheme.evaluations(term) * _convection_flops(config, part, n)
             else:
                 evaluation, substep, segment = attention(config, term, n)
-                total += steps * (scheme.evaluations(term) * evaluation + scheme.splitting.uses(term) * substep)
+                uses = scheme.splitting.uses(term) * (2 if scheme.reversible else 1)
+                total += steps * (scheme.evaluations(term) * evaluation + uses * substep)
                 total += config.num_segments * segment
     if model in READERS:
         return round(total + _reading_flops(config, model, n))

@@ -89,6 +89,7 @@ class SplitstepConfig(PreTrainedConfig):
     steps_per_layer: int = 1
     step_size: float = 1.0
     share_substeps: bool = False
+    reversible: bool = False  # training memory that does not grow with depth, for twice the evaluations
     time_embedding: str = "none"
     rtol: float = Tolerance.rtol
     atol: float = Tolerance.atol
@@ -170,6 +171,7 @@ class SplitstepConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         own = {field.name for field in fields(self)}
+        kwargs.pop("auto_map", None)  # code in a model's folder is never run
         for key in kwargs:
             if key not in HUGGING_FACE_KEYS:
                 raise unknown("configuration key", key, sorted(own))
@@ -243,6 +245,8 @@ class SplitstepConfig(PreTrainedConfig):
                 f"integrator {self.integrator!r} chooses its steps by looking at the whole sequence, which a model "
                 "that writes from left to right must not; choose a fixed-step integrator"
             )
+        if self.reversible:
+            self._check_reversible()
         if self.kind != "seq2seq":
             for name in ("num_decoder_layers", "decoder_splitting"):
                 if getattr(self, name) is not None:
@@ -277,6 +281,19 @@ class SplitstepConfig(PreTrainedConfig):
             if self.position_embedding not in ("learned", "none"):
                 raise UserError(f"images have learned positions or none, not {self.position_embedding!r}")
 
+    def _check_reversible(self) -> None:
+        """A step must be an increment alone, and the same when it is evaluated again."""
+        hindrances = {
+            f"norm {self.norm!r} changes the state after a step": PLACEMENTS[self.norm].around,
+            f"integrator {self.integrator!r} chooses its own steps": self.scheme(self.parts[0]).tableau.adaptive,
+            "particles that halt leave the flow": self.halting != "none",
+            "a time embedding is added to the state": self.time_embedding == "state",
+            "evolved attention keeps what a segment began with": self.attention == "evolved",
+        }
+        for reason, hinders in hindrances.items():
+            if hinders:
+                raise UserError(f"reversible needs a scheme of fixed steps and pre-norm: {reason}")
+
     @property
     def head_dim(self) -> int:
         """The width of one attention head."""
@@ -305,7 +322,9 @@ class SplitstepConfig(PreTrainedConfig):
         """How a step of this part is split and advanced."""
         splitting = self.decoder_splitting if part == "decoder" and self.decoder_splitting else self.splitting
         tolerance = Tolerance(rtol=self.rtol, atol=self.atol, max_evaluations=self.max_evaluations)
-        return scheme(part, splitting=splitting, integrator=self.integrator, tolerance=tolerance)
+        return scheme(
+            part, splitting=splitting, integrator=self.integrator, tolerance=tolerance, reversible=self.reversible
+        )
 
     def schedule(self, part: str) -> Schedule:
         """The steps of this part, and the weights that act in each."""

@@ -9,7 +9,7 @@ beam, with a mask that says which of the earlier keys are its ancestors:
 Keys that no beam descends from are forgotten now and then, and a sentence leaves the batch when its search is over.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -52,23 +52,24 @@ def beam_search(
     num_return: int = 1,
     length_penalty: float = 1.0,
     normalization: str = "length",
-    max_new_tokens: int,
+    max_new_tokens: int | Sequence[int],
 ) -> list[list[Hypothesis]]:
     """The `num_return` best hypotheses of each sentence, best first; with one beam this is greedy search.
 
     With normalization "length", tokens and scores are those of transformers' `generate` with `early_stopping=False`:
     of the 2 * num_beams best continuations, those of the first num_beams that end are hypotheses, and the first
     num_beams that do not end go on. A sentence is over when it has num_beams hypotheses and its best beam, normalised
-    at its present length, is no better than the worst of them; at `max_new_tokens` all beams end. The sentences of a
-    batch do not see each other.
+    at its present length, is no better than the worst of them; at `max_new_tokens`, one number or one a sentence, all
+    beams end. The sentences of a batch do not see each other.
     """
     normalize = lookup("normalization", normalization, NORMALIZATIONS)
-    _check(model, num_beams=num_beams, num_return=num_return, max_new_tokens=max_new_tokens)
+    limits = torch.as_tensor(max_new_tokens, device=input_ids.device).expand(len(input_ids))
+    _check(model, num_beams=num_beams, num_return=num_return, max_new_tokens=int(limits.min()))
     decoder = _Decoder(model, input_ids, attention_mask)
-    search = _Search(len(input_ids), num_beams, max_new_tokens, end=model.config.eos_token_id, device=input_ids.device)
+    search = _Search(limits, num_beams, end=model.config.eos_token_id)
     tokens = torch.full((len(input_ids), 1), _start(model), device=input_ids.device)
     found: dict[int, list[Hypothesis]] = {}
-    for length in range(1, max_new_tokens + 1):
+    for length in range(1, int(limits.max()) + 1):
         candidates = _continuations(decoder.step(tokens), search.scores, count=2 * num_beams)
         over = search.advance(candidates, divisor=normalize(length, length_penalty))
         if over.any():
@@ -149,10 +150,9 @@ def _pool(gains: Tensor, scores: Tensor, *, count: int) -> Int[Tensor, "sentence
 class _Search:
     """The beams and the hypotheses of the sentences that are not over."""
 
-    def __init__(
-        self, sentences: int, num_beams: int, max_new_tokens: int, *, end: int | None, device: torch.device
-    ) -> None:
-        self.num_beams = num_beams
+    def __init__(self, limits: Int[Tensor, " sentences"], num_beams: int, *, end: int | None) -> None:
+        self.limits, self.num_beams = limits, num_beams
+        sentences, device = len(limits), limits.device
         self.end = NO_TOKEN if end is None else end
         self.rows = torch.arange(sentences, device=device)
         # A sentence starts with one beam, the start token.
@@ -160,24 +160,23 @@ class _Search:
         self.tokens = torch.empty(sentences, 1, 0, dtype=torch.long, device=device)
         self.parents = torch.zeros(sentences, 1, dtype=torch.long, device=device)
         self.ended_scores = torch.full((sentences, num_beams), -torch.inf, device=device)
-        self.ended_tokens = torch.full((sentences, num_beams, max_new_tokens), NO_TOKEN, device=device)
+        self.ended_tokens = torch.full((sentences, num_beams, int(limits.max())), NO_TOKEN, device=device)
 
     def advance(self, candidates: _Candidates, *, divisor: float) -> Tensor:
         """Take in the best continuations; True for the sentences whose search is over."""
         is_end = candidates.tokens == self.end
-        is_last = self.tokens.shape[-1] + 1 == self.ended_tokens.shape[-1]
-        ends = is_end[:, : self.num_beams] | is_last
+        is_last = self.limits == self.tokens.shape[-1] + 1
+        ends = is_end[:, : self.num_beams] | is_last.unsqueeze(-1)
         if ends.any():
             self._end(candidates, ends, divisor=divisor)
-        if is_last:
-            return torch.ones_like(self.rows, dtype=torch.bool)
         # No more than num_beams of the candidates end, one a beam, so there are enough that do not.
         order = is_end.int().argsort(dim=1, stable=True)[:, : self.num_beams]
         self.scores, self.parents = candidates.scores.gather(1, order), candidates.parents.gather(1, order)
         self.tokens = _extended(self.tokens, self.parents, candidates.tokens.gather(1, order))
         worst = self.ended_scores.amin(1)
         # Greedy search takes the first end that comes; what might follow a second choice is not its business.
-        return worst > -torch.inf if self.num_beams == 1 else worst >= self.scores[:, 0] / divisor
+        is_found = worst > -torch.inf if self.num_beams == 1 else worst >= self.scores[:, 0] / divisor
+        return is_found | is_last
 
     def _end(self, candidates: _Candidates, ends: Tensor, *, divisor: float) -> None:
         """Keep the best of the hypotheses so far and of the first num_beams candidates, where these end."""
@@ -208,7 +207,7 @@ class _Search:
 
     def select(self, which: Tensor) -> None:
         """Go on with these sentences only."""
-        for name in ("rows", "scores", "tokens", "parents", "ended_scores", "ended_tokens"):
+        for name in ("rows", "limits", "scores", "tokens", "parents", "ended_scores", "ended_tokens"):
             setattr(self, name, getattr(self, name)[which])
 
 

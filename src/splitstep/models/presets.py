@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from splitstep.solver.errors import lookup
+from splitstep.solver.errors import UserError, lookup
 
 if TYPE_CHECKING:
     from splitstep.models.configuration import SplitstepConfig
@@ -53,4 +53,9 @@ def preset(name: str, kind: str = "encoder", **sizes: Any) -> "SplitstepConfig":
     defaults = lookup("kind", kind, KINDS)
     if kind != "seq2seq":
         row = {key: value for key, value in row.items() if key != "decoder_splitting"}
-    return SplitstepConfig(**{"kind": kind} | defaults | row | sizes)
+    try:
+        return SplitstepConfig(**{"kind": kind} | defaults | row | sizes)
+    except UserError:
+        raise
+    except (AttributeError, TypeError, ValueError) as error:  # of a key that Hugging Face's own configuration has
+        raise UserError(f"{', '.join(sizes)}: {error}") from None

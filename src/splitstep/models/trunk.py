@@ -314,6 +314,12 @@ class Pass(Dynamics):
 
         return field
 
+    def inputs(self, step: Step) -> list[Tensor]:
+        """The weights of the step's layer, and the source where it is learnt too."""
+        source = self.sights["coupling"].source
+        wanted = [*self.stack.layer(step).parameters(), *([] if source is None else [source])]
+        return [tensor for tensor in wanted if tensor.requires_grad]
+
     def project(self, x: Tensor, step: Step, index: int) -> Tensor:
         """The norm around the sub-step, where the placement has one."""
         if not self.stack.placement.around:

@@ -48,6 +48,10 @@ class Dynamics(ABC):
         """The state a step leaves behind."""
         return x
 
+    def inputs(self, step: Step) -> list[Tensor]:
+        """What the field of this step is differentiated by beside the state: its weights, and a source."""
+        return []
+
 
 class Equation(Dynamics):
     """One function f(x, t) for each term, the same at every step: a plain ordinary differential equation."""
@@ -70,6 +74,10 @@ def integrate(
     With `checkpointing` each step keeps only its input and is computed again in the backward pass, with the same random
     numbers.
     """
+    if scheme.reversible:
+        from splitstep.solver.reversible import March, integrate_reversibly
+
+        return integrate_reversibly(x, March(schedule, scheme, dynamics))
     for current in schedule.steps:
         x = dynamics.begin(x, current)
         if checkpointing and torch.is_grad_enabled():

@@ -1,6 +1,6 @@
 """Which weights act at which time: the steps of a whole stack, layer by layer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from splitstep.solver.errors import UserError
@@ -81,6 +81,16 @@ class Schedule:
                 ends_segment=(number + 1) % per_segment == 0,
             )
             for number in range(self.num_layers * inner)
+        )
+
+    def reverse(self, step: Step) -> Step:
+        """The step from its end back to its start, numbered behind all others."""
+        return replace(
+            step,
+            number=len(self.steps) + step.number,
+            t=step.t + step.gamma,
+            gamma=-step.gamma,
+            depth=step.depth + 1 / self.steps_per_layer,
         )
 
     def weights_of(self, layer: int) -> int:

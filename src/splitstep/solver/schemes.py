@@ -29,6 +29,7 @@ class Scheme:
     splitting: Splitting
     tableau: Tableau
     tolerance: Tolerance = Tolerance()
+    reversible: bool = False  # two states that take turns, as solver/reversible.py has it
 
     @property
     def order(self) -> int:
@@ -50,15 +51,18 @@ class Scheme:
 
     def evaluations(self, term: str) -> int:
         """How often one step evaluates the term; for an adaptive integrator, if it takes one step a sub-step."""
-        return self.splitting.uses(term) * self.tableau.stages
+        return self.splitting.uses(term) * self.tableau.stages * (2 if self.reversible else 1)
 
 
-def scheme(part: str, *, splitting: str, integrator: str, tolerance: Tolerance = Tolerance()) -> Scheme:
+def scheme(
+    part: str, *, splitting: str, integrator: str, tolerance: Tolerance = Tolerance(), reversible: bool = False
+) -> Scheme:
     """The scheme of these names, for the `encoder` or `decoder` part of a model."""
     return Scheme(
         lookup(f"{part} splitting", splitting, SPLITTINGS[part]),
         lookup("integrator", integrator, TABLEAUS),
         tolerance,
+        reversible,
     )
 
 

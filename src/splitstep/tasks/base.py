@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitstep.data.batches import Piece
+from splitstep.data.files import fingerprint
 from splitstep.data.settings import Section
 
 if TYPE_CHECKING:
@@ -80,6 +81,14 @@ class Task(ABC):
     @abstractmethod
     def fingerprint(self) -> dict[str, str]:
         """The files the data came from, with their checksums."""
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """All files the task is made from: its data, and the vocabulary where that is a file."""
+        vocabulary = getattr(self.data, "vocabulary", None)
+        if vocabulary is None or vocabulary.file is None or self.initial is not None:
+            return self.fingerprint
+        return self.fingerprint | fingerprint([Path(vocabulary.under(self.data.root).file)])
 
     @property
     @abstractmethod

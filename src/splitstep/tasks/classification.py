@@ -17,7 +17,7 @@ from tokenizers import Encoding, Tokenizer
 
 from splitstep.data import vocabulary
 from splitstep.data.cache import Ragged, cached
-from splitstep.data.files import data_root
+from splitstep.data.files import OnBad, Reading, data_root
 from splitstep.data.labelled import Choice, Example, checksums, examples
 from splitstep.data.settings import Section
 from splitstep.data.vocabulary import Vocabulary
@@ -46,7 +46,7 @@ class ClassificationData(Section):
     valid: Names | None = None
     test: Names | None = None
     valid_every: int | None = Field(default=None, gt=1)  # every n-th of train is held out, where valid is no file
-    on_bad: Literal["stop", "skip"] = "stop"  # what a malformed row does
+    on_bad: OnBad = "stop"  # what a malformed row does
     vocabulary: Vocabulary = Vocabulary()
     max_length: int = Field(default=512, gt=3)  # tokens, the special ones among them
     truncation: Literal["head", "tail"] = "head"  # the part of a longer text that is kept
@@ -154,11 +154,8 @@ class Classification(Task):
 
     def examples(self, split: str, notes: list[str] | None = None) -> Iterator[Example]:
         """The examples of a split as they stand in the files; what is wrong with some joins the notes."""
-        say = (notes if notes is not None else []).append
-        read = chain.from_iterable(
-            examples(self.data.choice, self._root, name, on_bad=self.data.on_bad, say=say)
-            for name in self._files(split)
-        )
+        reading = Reading(self.data.on_bad, (notes if notes is not None else []).append)
+        read = chain.from_iterable(examples(self.data.choice, self._root, name, reading) for name in self._files(split))
         every = self._held_out
         if every is None or split == "test":
             return read
@@ -411,6 +408,11 @@ class Classification(Task):
         if len(texts) != wanted:
             raise UserError(f"{place}: {len(texts)} texts with tabs between them, and the model reads {wanted}")
         return texts
+
+    def too_long(self, rows: list[Texts]) -> list[int]:
+        """Which of the examples are cut."""
+        encoded = self._encoded(Example(texts, "", "") for texts in rows)
+        return [number for number, (_, own) in enumerate(encoded) if any(encoding.overflowing for encoding in own)]
 
     def classified(self, rows: list[Texts], predictor: "Predictor") -> list[tuple[str, float | None]]:
         """The likeliest label of each example and its probability, or the number."""

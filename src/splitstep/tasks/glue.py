@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from splitstep.data.files import PACKERS
+from splitstep.data.files import PACKERS, OnBad
 from splitstep.data.glue import GLUE, GlueTask
 from splitstep.data.labelled import Choice
 from splitstep.data.settings import Section
@@ -23,7 +23,7 @@ class GlueData(Section):
     root: str | None = None
     folder: str = "glue"  # which has a folder for each task
     task: Literal["CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "QNLI", "RTE"]
-    on_bad: Literal["stop", "skip"] = "stop"  # what a malformed row does
+    on_bad: OnBad = "stop"  # what a malformed row does
     vocabulary: Vocabulary = Vocabulary()
     max_length: int = Field(default=128, gt=3)  # tokens, the special ones among them; the longer text is cut first
     truncation: Literal["head", "tail"] = "head"  # the part of a longer text that is kept

@@ -1,7 +1,7 @@
 """Language modelling: running text in blocks, a causal model, perplexity."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from splitstep.data import vocabulary
 from splitstep.data.cache import Ragged, cached
-from splitstep.data.files import data_root, fingerprint
+from splitstep.data.files import OnBad, Reading, data_root, fingerprint
 from splitstep.data.settings import Section
 from splitstep.data.text import FORMATS, Format
 from splitstep.data.vocabulary import Vocabulary
@@ -36,6 +36,7 @@ class LanguageModellingData(Section):
     train: Names
     valid: Names
     test: Names | None = None
+    on_bad: OnBad = "stop"  # what a malformed line does
     vocabulary: Vocabulary = Vocabulary(kind="word", size="all")
     tokens_per_sample: int = Field(default=512, gt=1)
 
@@ -85,9 +86,10 @@ class LanguageModelling(Task):
         names = chain(*(getattr(self.data, split) for split in self.splits))
         return fingerprint(chain(*(self._format.files(self._root, name) for name in names)))
 
-    def documents(self, split: str) -> Iterator[str]:
+    def documents(self, split: str, say: Callable[[str], None] = lambda line: None) -> Iterator[str]:
         """The documents of a split, one after another."""
-        return chain(*(self._format.documents(self._root, name) for name in getattr(self.data, split)))
+        reading = Reading(self.data.on_bad, say)
+        return chain(*(self._format.documents(self._root, name, reading) for name in getattr(self.data, split)))
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -112,9 +114,9 @@ class LanguageModelling(Task):
     def _encoded(self, tokenizer: Tokenizer, split: str) -> Iterator[NDArray[np.int32]]:
         if self.data.vocabulary.kind == "word":  # the end of a line is a word, as in the published counts
             end = f" {vocabulary.SPECIALS['eos']} "
-            texts: Iterator[str] = (document.replace("\n", end) for document in self.documents(split))
+            texts: Iterator[str] = (document.replace("\n", end) for document in self.documents(split, self.say))
         else:
-            texts = self.documents(split)
+            texts = self.documents(split, self.say)
         return vocabulary.encode(tokenizer, texts, add_special_tokens=False)
 
     @cached_property
@@ -222,9 +224,8 @@ class LanguageModelling(Task):
         """The prompt and what the model writes after it."""
         import torch
 
-        ids = next(vocabulary.encode(self.tokenizer, [prompt], add_special_tokens=False)).astype(np.int64)
-        room = self.data.tokens_per_sample - 1  # positions that the model knows
-        inputs = predictor.to_device({"input_ids": ids[None, -room:]})
+        ids = self._prompt(prompt)
+        inputs = predictor.to_device({"input_ids": ids[None, -self._room :]})
         draw = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
         torch.manual_seed(seed)
         with predictor:
@@ -234,4 +235,16 @@ class LanguageModelling(Task):
                 max_new_tokens=min(tokens, self.data.tokens_per_sample - inputs["input_ids"].shape[1]),
                 **draw,
             )
-        return self.tokenizer.decode(out[0].tolist(), skip_special_tokens=True)
+        return self.tokenizer.decode([*ids[: -self._room].tolist(), *out[0].tolist()], skip_special_tokens=True)
+
+    def too_long(self, prompts: list[str]) -> list[int]:
+        """Of which prompts the model sees the end alone."""
+        return [number for number, prompt in enumerate(prompts) if len(self._prompt(prompt)) > self._room]
+
+    def _prompt(self, text: str) -> NDArray[np.int64]:
+        return next(vocabulary.encode(self.tokenizer, [text], add_special_tokens=False)).astype(np.int64)
+
+    @property
+    def _room(self) -> int:
+        """Positions that the model knows, less one to write in."""
+        return self.data.tokens_per_sample - 1

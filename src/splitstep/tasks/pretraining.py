@@ -1,7 +1,7 @@
 """Pre-training: masked tokens and next sentences over plain text, an encoder (Devlin et al. 2018)."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from splitstep.data import corpus, vocabulary
 from splitstep.data.cache import cached
 from splitstep.data.corpus import Corpus, Spans
-from splitstep.data.files import data_root, find, fingerprint
+from splitstep.data.files import OnBad, Reading, data_root, find, fingerprint
 from splitstep.data.masking import Masker, Masking
 from splitstep.data.sentences import DOCUMENTS, SPLITTERS, joined
 from splitstep.data.settings import Section
@@ -43,6 +43,7 @@ class PreTrainingData(Section):
     valid_every: int | None = Field(default=None, gt=1)  # every n-th document is held out, where valid is no file
     sentences: Literal["rule", "lines"] = "rule"  # where they end: by rule, or with the line
     min_words: int = Field(default=1, ge=1)  # a shorter sentence is joined to the next
+    on_bad: OnBad = "stop"  # what a malformed line does
     vocabulary: Vocabulary = Vocabulary()
     pairs: Literal["packed", "sentences"] = "packed"  # passages that fill max_length, or two sentences
     max_length: int = Field(default=128, ge=8)  # tokens of a pair, special tokens included
@@ -100,11 +101,12 @@ class PreTraining(Task):
         """The files of all splits."""
         return fingerprint((path for _, path in chain(*self._files.values())), under=self._root)
 
-    def documents(self, split: str) -> Iterator[list[str]]:
+    def documents(self, split: str, say: Callable[[str], None] = lambda line: None) -> Iterator[list[str]]:
         """The documents of a split as lists of sentences; those without two sentences have no pairs and are not."""
         held_out = self.data.valid_every if not self.data.valid else None
         files = self._files["train" if held_out and split == "valid" else split]
-        read = chain.from_iterable(DOCUMENTS[kind](path) for kind, path in files)
+        reading = Reading(self.data.on_bad, say)
+        read = chain.from_iterable(DOCUMENTS[kind](path, reading) for kind, path in files)
         documents = (document for document in map(self._sentences, read) if len(document) > 1)
         if held_out is None or split == "test":
             return documents
@@ -160,7 +162,7 @@ class PreTraining(Task):
 
     def _tokenise(self, folder: Path, split: str) -> None:
         self.say(f"writing the {split} text as tokens")
-        Corpus.write(folder / "sentences", map(self._encoded, self.documents(split)))
+        Corpus.write(folder / "sentences", map(self._encoded, self.documents(split, self.say)))
 
     def _encoded(self, document: list[str]) -> list[NDArray[np.int32]]:
         unknown = _named(self.tokenizer)["unk"]

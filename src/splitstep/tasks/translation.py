@@ -1,6 +1,6 @@
 """Translation: parallel text, joint BPE, an encoder-decoder, BLEU."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from splitstep.data import vocabulary
 from splitstep.data.cache import Ragged, cached
-from splitstep.data.files import data_root, fingerprint
+from splitstep.data.files import OnBad, Reading, data_root, fingerprint
 from splitstep.data.parallel import FORMATS, Format, Pair
 from splitstep.data.settings import Section
 from splitstep.data.vocabulary import Vocabulary
@@ -39,6 +39,7 @@ class TranslationData(Section):
     valid: Patterns | None = None
     test: Patterns | None = None
     valid_every: int | None = Field(default=None, gt=1)  # every n-th pair of train is held out, where valid is no file
+    on_bad: OnBad = "stop"  # what a malformed pair does
     vocabulary: Vocabulary = Vocabulary()
     max_length: int = Field(default=256, gt=1)  # tokens; longer training pairs are counted and left out
     max_ratio: float | None = Field(default=None, gt=1)  # of the lengths of both sides, likewise
@@ -51,6 +52,7 @@ class TranslationEvaluation(Section):
     length_penalty: float = 1.0  # the power of the length that log-probabilities are divided by
     normalization: Literal["length", "gnmt"] = "length"  # by length, or by (5 + length) / 6 as Wu et al. 2016
     max_length_ratio: float = 2.0  # at most so many tokens a source token, and ten more
+    max_source: int = Field(default=1024, ge=2)  # tokens of a sentence; the end of a longer one is cut off
     bleu: Literal["detokenized", "iwslt", "wmt", "transevolve"] = "detokenized"
 
 
@@ -93,13 +95,16 @@ class Translation(Task):
         held_out = self.data.valid_every is not None
         return ["train", *(s for s in ("valid", "test") if getattr(self.data, s) or (s == "valid" and held_out))]
 
-    def pairs(self, split: str) -> list[Pair]:
+    def pairs(self, split: str, say: Callable[[str], None] = lambda line: None) -> list[Pair]:
         """The sentences of a split as they stand in the files."""
+        reading = Reading(self.data.on_bad, say)
         held_out = self.data.valid_every if not self.data.valid else None
         patterns = self.data.train if split == "valid" and held_out else getattr(self.data, split)
         if not patterns:
             raise UserError(f"the recipe names no data.{split}")
-        read: Iterator[Pair] = chain(*(self._format.pairs(self._root, name, self._languages) for name in patterns))
+        read: Iterator[Pair] = chain(
+            *(self._format.pairs(self._root, name, self._languages, reading) for name in patterns)
+        )
         if held_out and split != "test":
             keep = (lambda i: i % held_out == 0) if split == "valid" else (lambda i: i % held_out != 0)
             read = (pair for i, pair in enumerate(read) if keep(i))
@@ -118,7 +123,7 @@ class Translation(Task):
 
     def _prepare(self, folder: Path) -> None:
         self.say("reading the training text and learning the vocabulary")
-        pairs = self.pairs("train")
+        pairs = self.pairs("train", self.say)
         texts = chain.from_iterable(pairs)
         tokenizer = vocabulary.chosen(self.data.vocabulary.under(self.data.root), texts, given=self.initial)
         vocabulary.end_with(tokenizer, single="$A </s>")
@@ -139,7 +144,7 @@ class Translation(Task):
             if split == "train" and self.folder is None:
                 sides = (Ragged.open(self._prepared / "train.source"), Ragged.open(self._prepared / "train.target"))
             else:
-                sides = self._encoded(self.tokenizer, self.pairs(split))
+                sides = self._encoded(self.tokenizer, self.pairs(split, self.say))
             self._sides[split] = sides
         return self._sides[split]
 
@@ -191,6 +196,8 @@ class Translation(Task):
         """BLEU of beam search, and the translations."""
         loss = predictor.mean_loss(self, split)
         pairs = self.pairs(split)
+        if cut := self.too_long([source for source, _ in pairs]):
+            self.say(f"{len(cut):,} {split} sentences are longer than {self.evaluation.max_source} tokens: cut")
         hypotheses = [beams[0][0] for beams in self.translated([source for source, _ in pairs], predictor)]
         references = [target for _, target in pairs]
         score, signature = bleu(hypotheses, references, convention=self.evaluation.bleu, language=self.data.target)
@@ -209,7 +216,7 @@ class Translation(Task):
         self, sources: list[str], predictor: "Predictor", *, nbest: int = 1
     ) -> list[list[tuple[str, float]]]:
         """The best translations of each sentence with their scores."""
-        tokens = Ragged.of(vocabulary.encode(self.tokenizer, sources))
+        tokens = Ragged.of(self._cut(ids) for ids in vocabulary.encode(self.tokenizer, sources))
         results: dict[int, list[tuple[str, float]]] = {}
         with predictor:
             for indices in predictor.shares(tokens.lengths * self.evaluation.num_beams):
@@ -217,6 +224,15 @@ class Translation(Task):
                     indices.tolist(), self._beams([tokens[i] for i in indices], predictor, nbest), strict=True
                 )
         return predictor.gathered(results)
+
+    def too_long(self, sources: list[str]) -> list[int]:
+        """Which of the sentences are cut."""
+        lengths = map(len, vocabulary.encode(self.tokenizer, sources))
+        return [number for number, length in enumerate(lengths) if length > self.evaluation.max_source]
+
+    def _cut(self, ids: NDArray[np.int32]) -> NDArray[np.int32]:
+        most = self.evaluation.max_source
+        return ids if len(ids) <= most else np.append(ids[: most - 1], ids[-1:])  # the last is the end token
 
     def _beams(
         self, sources: list[NDArray[np.int32]], predictor: "Predictor", nbest: int
@@ -233,7 +249,7 @@ class Translation(Task):
             num_return=nbest,
             length_penalty=self.evaluation.length_penalty,
             normalization=self.evaluation.normalization,
-            max_new_tokens=int(self.evaluation.max_length_ratio * ids.shape[1]) + 10,
+            max_new_tokens=[int(self.evaluation.max_length_ratio * len(source)) + 10 for source in sources],
         )
         for beams in found:
             texts = self.tokenizer.decode_batch([beam.tokens for beam in beams], skip_special_tokens=True)

@@ -4,6 +4,7 @@ A checkpoint is a folder that the Trainer writes. Its last file is a list of all
 so that a folder cut short by a crash, a full disk or a damaged file is known as such, and the one before it is taken.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -12,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
 
 from splitstep.solver.errors import RunError, UserError
 
@@ -31,21 +34,17 @@ def seal(folder: Path) -> None:
 
 
 @contextmanager
-def or_nothing(folder: Path) -> Iterator[None]:
+def or_nothing(folder: Path, needs: int) -> Iterator[None]:
     """Remove a checkpoint that could not be written whole, and say what room it needs."""
     try:
         yield
-    except (OSError, RuntimeError) as error:
-        if isinstance(error, RunError):
-            raise
-        written = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else 0
+    except (OSError, RuntimeError, SafetensorError) as error:
         shutil.rmtree(folder, ignore_errors=True)
         free = shutil.disk_usage(folder.parent).free
-        before = checkpoints(folder.parent)
-        size = sum(path.stat().st_size for path in before[-1].rglob("*") if path.is_file()) if before else written
+        reason = os.strerror(errno.ENOSPC) if free < needs else error  # torch's own words are no help
         raise RunError(
-            f"cannot save {folder}: {error}. It needs about {max(size, written):,} bytes and {free:,} are free; the "
-            "checkpoints before it are intact, and the same command goes on from them"
+            f"cannot save {folder}: {reason}. It needs about {needs:,} bytes and {free:,} are free; the checkpoints "
+            "before it are intact, and the same command goes on from them"
         ) from None
 
 

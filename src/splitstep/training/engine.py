@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -22,7 +23,7 @@ from splitstep.models.accounting import account, parameters
 from splitstep.models.configuration import SplitstepConfig
 from splitstep.models.presets import preset
 from splitstep.recipe import Recipe, Training
-from splitstep.solver.errors import UserError
+from splitstep.solver.errors import RunError, UserError
 from splitstep.tasks import task_class
 from splitstep.tasks.base import METRICS, Task
 from splitstep.tasks.prediction import Predictor
@@ -58,7 +59,12 @@ def rank() -> int:
 def configuration(recipe: Recipe, task: Task) -> SplitstepConfig:
     """The configuration of the recipe's model, or of the one that training begins with, with what the data tell."""
     chosen = dict(recipe.model)
-    told = {key: value for key, value in task.settings().items() if key not in chosen}
+    found = task.settings()
+    if chosen.get("vocab_size", np.inf) < found.get("vocab_size", 0):
+        raise UserError(
+            f"model.vocab_size = {chosen['vocab_size']}, but the vocabulary has {found['vocab_size']} tokens"
+        )
+    told = {key: value for key, value in found.items() if key not in chosen}
     try:
         if task.initial is not None:
             return initial_configuration(task.initial, recipe, told)
@@ -99,22 +105,46 @@ def processes(settings: Training) -> "Iterator[None]":
         return
     # The Trainer leaves out its own timeout on CPU, and a lost process would be waited for without end.
     backend = "nccl" if torch.cuda.is_available() else "gloo"
-    torch.distributed.init_process_group(backend, timeout=timedelta(seconds=settings.timeout))
+    timeout = timedelta(seconds=settings.timeout)
+    torch.distributed.init_process_group(backend, timeout=timeout, **_meeting(timeout))
     try:
         yield
+    except RuntimeError as error:
+        if not _LOST.search(str(error)):
+            raise
+        raise RunError(
+            f"the other processes no longer answer ({str(error).splitlines()[0][:200]}); the same command goes on from "
+            "the last checkpoint"
+        ) from None
     finally:
         torch.distributed.destroy_process_group()
 
 
+def _meeting(timeout: timedelta) -> dict[str, Any]:
+    """Where processes find each other. After a restart torchrun's store still has the addresses of the dead."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return {}
+    world = int(os.environ["WORLD_SIZE"])
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = torch.distributed.TCPStore(address, port, world, is_master=False, timeout=timeout)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return {"store": torch.distributed.PrefixStore(f"attempt-{attempt}", store), "rank": rank(), "world_size": world}
+
+
+# How gloo and NCCL say that another process died, hangs or cannot be reached.
+_LOST = re.compile(r"gloo|NCCL|[Cc]onnection (closed|reset|refused)|[Tt]imed out|Broken pipe")
+
+
 def train(recipe: Recipe, folder: Path, *, name: str = "", say: Say | None = None) -> Outcome:
     """Train a recipe in a folder, or go on with it; a finished run is left as it is."""
-    tell = say or _teller(name)
+    tell = say or _Teller(name)
     run = Run(folder)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file, not a folder")
     if folder.is_dir() and any(folder.iterdir()) and not run.recipe_file.is_file() and not _only_lock(folder):
         raise UserError(f"{folder} is no run folder: it has other files and no recipe.toml")
     task = task_of(recipe, tell)
+    _check_splits(task)
     config = configuration(recipe, task)
     settings = recipe.training
     batches = plan(task, settings)
@@ -122,7 +152,7 @@ def train(recipe: Recipe, folder: Path, *, name: str = "", say: Say | None = Non
     if recipe.training.select not in METRICS:
         raise UserError(f"training.select: choose from {', '.join(METRICS)}, got {settings.select!r}")
     begun = run.recipe_file.is_file()
-    made_from = task.fingerprint | initial_checksums(task.initial)
+    made_from = task.origin | initial_checksums(task.initial)
     if begun:
         run.check(recipe, made_from)
         results = run.results()
@@ -136,18 +166,29 @@ def train(recipe: Recipe, folder: Path, *, name: str = "", say: Say | None = Non
         )
     with processes(settings), run.locked() if rank() == 0 else nullcontext():
         if not begun and rank() == 0:
-            run.begin(recipe, made_from, threads=torch.get_num_threads(), processes=_world())
+            run.begin(recipe, made_from, threads=torch.get_num_threads(), processes=_world(), updates=updates)
         _together()
         return _train(recipe, run, task, model, batches, updates, name=name, tell=tell)
+
+
+def _check_splits(task: Task) -> None:
+    if "valid" not in task.splits:
+        raise UserError("the recipe names no data.valid, the split that a run is watched by")
 
 
 def _only_lock(folder: Path) -> bool:
     return all(path.name == ".lock" for path in folder.iterdir())
 
 
-def _teller(name: str) -> Say:
-    prefix = f"{name}: " if name else ""
-    return lambda line: print(f"{prefix}{line}", file=sys.stderr, flush=True) if rank() == 0 else None
+@dataclass(frozen=True)
+class _Teller:
+    """Says what happens on stderr, once whatever the number of processes."""
+
+    name: str = ""
+
+    def __call__(self, line: str) -> None:
+        if rank() == 0:
+            print(f"{self.name}: {line}" if self.name else line, file=sys.stderr, flush=True)
 
 
 def _world() -> int:
@@ -234,13 +275,16 @@ def _finish(
     last = checkpoints.newest(run.checkpoints, tell, clear=False)
     assert last is not None
     state = json.loads((last / "trainer_state.json").read_text())
-    model = trainer.accelerator.unwrap_model(trainer.model)
+    trained = trainer.accelerator.unwrap_model(trainer.model)
+    # A sharded model gives way to a whole one.
+    model: Any = trained if settings.sharding == "none" else build(recipe, trained.config)
+    model.to(trainer.args.device)
     model.load_state_dict(_final_weights(run, trainer, last, state), strict=False)
     model.tie_weights()
     if rank() == 0:
         _write_model(run, task, model)
     _together()
-    predictor = trainer.predictor()
+    predictor = trainer.predictor(model)
     measured = {}
     for split in (split for split in task.splits if split != "train"):
         tell(f"measuring the {settings.final} weights on {split}")
@@ -339,13 +383,12 @@ def check(recipe: Recipe, *, say: Say | None = None) -> dict[str, Any]:
     """What a long run will meet, met now: the recipe, the data, one update at full size, one evaluation, memory."""
     import tempfile
 
-    tell = say or _teller("")
+    tell = say or _Teller()
     task = task_of(recipe, tell)
+    _check_splits(task)
     config = configuration(recipe, task)
     batches = plan(task, recipe.training)
     sizes = {split: len(task.lengths(split)) for split in task.splits}
-    if "valid" not in sizes:
-        raise UserError("the recipe names no validation split")
     updates = recipe.training.updates or batches.updates_in(recipe.training.epochs or 1)
     model = build(recipe, config)
     with tempfile.TemporaryDirectory() as scratch:
@@ -389,7 +432,7 @@ def loaded(run: Run, recipe: Recipe, *, say: Say | None = None) -> tuple[Task, P
     """The task and the model of a finished run."""
     if not run.model.is_dir():
         raise UserError(f"{run.folder} has no model yet; the same `splitstep train` command finishes it")
-    task = task_of(recipe, say or _teller(""), folder=run.model)
+    task = task_of(recipe, say or _Teller(), folder=run.model)
     model = getattr(splitstep, task.model_class).from_pretrained(run.model)
     told = task.settings()
     if "vocab_size" in told and told["vocab_size"] > model.config.vocab_size:

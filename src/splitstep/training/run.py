@@ -121,8 +121,12 @@ class Run:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep others out while this process lives; a crash leaves no lock behind."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / ".lock").open("w") as file:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = (self.folder / ".lock").open("w")
+        except OSError as error:
+            raise UserError(f"cannot write to {self.folder}: {error.strerror}") from None
+        with lock as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

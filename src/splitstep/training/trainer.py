@@ -7,23 +7,32 @@ which a continued run does not show.
 import contextlib
 import json
 import signal
+import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
+from accelerate import DistributedType, FullyShardedDataParallelPlugin, PartialState
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
+import splitstep
 from splitstep.data.batches import Piece, Plan, Stream
+from splitstep.fields.attention import Attention
+from splitstep.fields.evolution import EvolvedAttention
+from splitstep.fields.feedforward import FEED_FORWARDS
 from splitstep.recipe import Training
 from splitstep.solver.errors import RunError
 from splitstep.tasks.base import IGNORED, METRICS, Task
@@ -34,10 +43,14 @@ from splitstep.training.run import Run
 
 PROGRESS = "training.json"  # beside a checkpoint's weights: what the Trainer itself forgets
 EMA = "ema.safetensors"
+SHARDED: tuple[Any, ...] = (Attention, EvolvedAttention, *FEED_FORWARDS.values())  # what each process holds a part of
 
 
 class NotFiniteError(RunError):
     """The loss or the gradient is no number; the run stops before the update that would spoil the weights."""
+
+
+SAME_SIGNAL = 0.5  # seconds; torchrun passes on a Ctrl-C that the terminal has already sent to every process
 
 
 @dataclass
@@ -45,6 +58,7 @@ class Signals:
     """Ctrl-C and SIGTERM asked for: the run ends after the update at hand. A second Ctrl-C ends it at once."""
 
     received: int | None = None
+    _since: float = 0.0
     _before: dict[int, Any] = field(default_factory=dict)
 
     def __enter__(self) -> "Signals":
@@ -57,9 +71,11 @@ class Signals:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None and number == signal.SIGINT:
+        now = time.monotonic()
+        if self.received is None:
+            self.received, self._since = number, now
+        elif number == signal.SIGINT and now - self._since > SAME_SIGNAL:
             raise KeyboardInterrupt
-        self.received = number
 
     @property
     def exit_code(self) -> int:
@@ -127,6 +143,33 @@ class SplitstepTrainer(Trainer):
         self.stopping = False
         self._finite = torch.ones((), dtype=torch.bool, device=arguments.device)
 
+    def create_accelerator_and_postprocess(self) -> None:
+        """What the processes share the work by; accelerate would leave out sharding on CPU without a word."""
+        super().create_accelerator_and_postprocess()
+        if self.args.fsdp and self.args.world_size > 1 and not self.is_fsdp_enabled:
+            state = self.accelerator.state
+            state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
+            state.fsdp_plugin = FullyShardedDataParallelPlugin(**self.args.fsdp_plugin_args)
+            self.is_fsdp_enabled = True
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        """Shard the model by its operators, which are what the solver calls; accelerate would shard whole layers."""
+        if self.is_fsdp_enabled:
+            world = self.args.world_size
+            mesh = torch.distributed.init_device_mesh(self.args.device.type, (world,))
+
+            def side(p: nn.Parameter) -> Shard | None:
+                """By rows, or by the longest side: a process without a part has no optimizer state to save."""
+                return None if len(p) >= world else Shard(int(np.argmax(p.shape)))
+
+            # Its advice against in-place sums, which the solver does not make.
+            warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
+            for operator in self.model.modules():
+                if isinstance(operator, SHARDED):
+                    fully_shard(operator, mesh=mesh, shard_placement_fn=side)
+            fully_shard(self.model, mesh=mesh, shard_placement_fn=side)
+        return super()._prepare_for_training(*args, **kwargs)
+
     # Batches
 
     def get_train_dataloader(self) -> DataLoader[Any]:
@@ -138,6 +181,8 @@ class SplitstepTrainer(Trainer):
             batch_sampler=stream,  # type: ignore[arg-type]
             collate_fn=_as_it_is,  # type: ignore[arg-type]
             num_workers=self.settings.workers,
+            # Forked workers share the mapped files; others get them as copies.
+            multiprocessing_context="fork" if self.settings.workers and sys.platform == "linux" else None,
             pin_memory=self.args.device.type == "cuda",
         )
 
@@ -161,6 +206,20 @@ class SplitstepTrainer(Trainer):
 
     # The update
 
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
+        """Forward and backward of a micro-batch; one that does not fit is named."""
+        try:
+            return super().training_step(model, inputs, *args, **kwargs)
+        except (MemoryError, RuntimeError) as error:
+            if not _out_of_memory(error):
+                raise
+            shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in inputs.items() if tensor.ndim > 1)
+            raise RunError(
+                f"out of memory in update {self.state.global_step + 1}, with a micro-batch of {shapes}. Less is needed "
+                f"with training.micro_batches = {2 * self.pieces}, which changes no result, with "
+                "training.gradient_checkpointing = true, or with shorter examples (data.max_length)"
+            ) from error
+
     def compute_loss(
         self,
         model: nn.Module,
@@ -180,18 +239,20 @@ class SplitstepTrainer(Trainer):
         """The norm of the gradient, and the moment to stop: nothing is spoilt before the optimizer's step."""
         norm = super()._get_grad_norm(model, grad_norm)
         fine = bool(self._finite) and bool(torch.as_tensor(norm).isfinite())
-        bad, stop = self._agreed(not fine, self.signals.received is not None)
+        bad, received = self._agreed(int(not fine), self.signals.received or 0)
         if bad:
             raise NotFiniteError(self._not_finite())
-        self.stopping = stop
+        if received:
+            self.signals.received, self.stopping = received, True
         return norm
 
-    def _agreed(self, *flags: bool) -> list[bool]:
+    def _agreed(self, *votes: int) -> list[int]:
+        """The largest vote of all processes: what one has met, all act upon."""
         if self.args.world_size <= 1:
-            return list(flags)
-        votes = torch.tensor(flags, dtype=torch.int32, device=self.args.device)
-        torch.distributed.all_reduce(votes, torch.distributed.ReduceOp.MAX)
-        return [bool(vote) for vote in votes]
+            return list(votes)
+        cast = torch.tensor(votes, dtype=torch.int32, device=self.args.device)
+        torch.distributed.all_reduce(cast, torch.distributed.ReduceOp.MAX)
+        return cast.tolist()
 
     def _not_finite(self) -> str:
         number = self.state.global_step
@@ -228,10 +289,10 @@ class SplitstepTrainer(Trainer):
 
     # Evaluation
 
-    def predictor(self) -> Predictor:
+    def predictor(self, model: nn.Module | None = None) -> Predictor:
         """The model at work, with this process's share."""
         return Predictor(
-            self.model,
+            model or self.model,
             rank=self.args.process_index,
             world=max(self.args.world_size, 1),
             autocast=torch.bfloat16 if self.settings.precision == "bf16" else None,
@@ -240,13 +301,21 @@ class SplitstepTrainer(Trainer):
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """The metrics of the validation split, every example once."""
         begun = time.monotonic()
-        predictor = self.predictor()
-        metrics = self.task.validate(predictor, "valid", select=self.settings.select)
+        metrics = self.task.validate(self.predictor(self._whole()), "valid", select=self.settings.select)
         numbers = {f"eval_{key}": value for key, value in metrics.items() if isinstance(value, int | float)}
         self.clock.pause(time.monotonic() - begun)
         self.log(dict(numbers))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, numbers)
         return numbers
+
+    def _whole(self) -> nn.Module:
+        """The model with all its weights: processes with unequal shares cannot evaluate a sharded one."""
+        if not self.is_fsdp_enabled:
+            return self.model
+        weights: dict[str, Any] = {name: cast(DTensor, p).full_tensor() for name, p in self.model.named_parameters()}
+        whole = getattr(splitstep, self.task.model_class)(self.model.config).to(self.args.device)
+        whole.load_state_dict(weights | dict(self.model.named_buffers()), strict=False)
+        return whole
 
     # The log
 
@@ -270,7 +339,8 @@ class SplitstepTrainer(Trainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """A checkpoint, sealed when all processes have written their part; then the old ones go."""
         folder = self.run.checkpoints / f"{checkpoints.PREFIX}{self.state.global_step}"
-        with checkpoints.or_nothing(folder):
+        weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        with checkpoints.or_nothing(folder, needs=(3 if self.ema is None else 4) * weights):  # Adam has two moments
             super()._save_checkpoint(model, trial)
             if self.args.should_save:
                 if self.ema is not None:
@@ -326,11 +396,15 @@ class SplitstepTrainer(Trainer):
         super().train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
 
+def _out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
 def training_arguments(settings: Training, run: Run, updates: int) -> TrainingArguments:
     """The settings in the Trainer's words."""
     every = settings.evaluate_every
     sharded: dict[str, Any] = (
-        {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["Layer"]}}
+        {"fsdp": True, "fsdp_config": {"version": 2, "auto_wrap_policy": "NO_WRAP"}}
         if settings.sharding == "fsdp"
         else {}
     )

@@ -1,0 +1,39 @@
+"""What two runs have in common."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+CLOCK = {"tokens_per_second", "data_wait", "seconds", "images_per_second", "examples_per_second"}
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The final weights of a run."""
+    return load_file(folder / "model" / "model.safetensors")
+
+
+def log(folder: Path) -> list[dict]:
+    """The log of a run, but for the clock."""
+    entries = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{key: value for key, value in entry.items() if key not in CLOCK} for entry in entries]
+
+
+def losses(folder: Path) -> list[float]:
+    """The losses of training and validation in their order."""
+    return [entry.get("loss", entry.get("eval_loss")) for entry in log(folder)]
+
+
+def results(folder: Path) -> dict:
+    """What a finished run reached."""
+    return json.loads((folder / "results.json").read_text())
+
+
+def same(one: Path, other: Path) -> None:
+    """Two runs that no one can tell apart: weights, log and results."""
+    first, second = weights(one), weights(other)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert log(one) == log(other)
+    assert results(one)["metrics"] == results(other)["metrics"]
