@@ -1,7 +1,7 @@
 """The command bench."""
 
 import importlib
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -9,11 +9,15 @@ from splitstep.cli.app import app
 from splitstep.cli.output import Json, columns, print_json
 from splitstep.solver.errors import UserError, lookup
 
+if TYPE_CHECKING:
+    from splitstep.bench import Case
+
 
 @app.command()
 def bench(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="attention, decoding, evolution or losses; all without it.")
+        str | None,
+        typer.Argument(metavar="[NAME]", help="attention, decoding, evolution, losses or training; all without it."),
     ] = None,
     as_json: Json = False,
     repeats: Annotated[int, typer.Option(help="Measurements of each contestant, of which the median counts.")] = 7,
@@ -22,7 +26,10 @@ def bench(
 
     attention: explicit attention against torch's fused kernel. decoding: beam search against transformers' generate.
     evolution: attention evolved in time against attention computed in every layer, with each feed-forward network.
-    losses: the loss of a vocabulary in chunks or in bands against all logits at once. Each ratio is to the fastest
+    losses: the loss of a vocabulary in chunks or in bands against all logits at once. training: a training step of
+    encoders, images and language models against transformers, torch and x-transformers, and of the schemes against
+    each other, with the share of the machine's own matrix product. A peer that is not installed is named as missing;
+    pip install 'splitstep[bench]' has them. Each ratio is to the fastest
     reference: above 1 is faster. A precision that the machine does not multiply natively is left out, and the report
     says which there were.
     """
@@ -34,20 +41,28 @@ def bench(
 
     rows: list[dict[str, Any]] = []
     if not as_json:
-        typer.echo(columns(("precision", "case", "contestant", "seconds", "ratio"), BENCH_WIDTHS))
+        header = ("precision", "case", "contestant", "seconds", "spread", "ratio", "of peak")
+        typer.echo(columns(header, BENCH_WIDTHS))
     for module in names.values():
         for case in importlib.import_module(module).cases(repeats=repeats):
             rows.append(case.row())
             if as_json:
                 typer.echo(f"{case.case}: {case.contestant}", err=True)
             else:
-                cells = (case.precision, case.case, case.contestant, f"{case.median_seconds:.4f}", f"{case.ratio:.2f}x")
-                typer.echo(columns(cells, BENCH_WIDTHS))
+                typer.echo(columns((case.precision, case.case, case.contestant, *_figures(case)), BENCH_WIDTHS))
     if as_json:
         print_json({"machine": benches.machine(), "cases": rows})
     else:
         typer.echo(", ".join(f"{key} {value}" for key, value in benches.machine().items()), err=True)
 
 
-BENCHES = {name: f"splitstep.bench.{name}" for name in ("attention", "decoding", "evolution", "losses")}
-BENCH_WIDTHS = (9, 32, 36, 9, 8)
+def _figures(case: "Case") -> tuple[str, ...]:
+    if case.missing is not None:
+        return f"not installed: {case.missing}", "", "", ""
+    share = "" if case.share_of_peak is None else f"{case.share_of_peak:.0%}"
+    ratio = "" if case.ratio is None else f"{case.ratio:.2f}x"
+    return f"{case.median_seconds:.4f}", f"{case.spread:.0%}", ratio, share
+
+
+BENCHES = {name: f"splitstep.bench.{name}" for name in ("attention", "decoding", "evolution", "losses", "training")}
+BENCH_WIDTHS = (9, 32, 36, 9, 7, 8, 8)
