@@ -22,8 +22,11 @@ check: $(READY) ## format, lint, types, and that imports go downwards only
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-bench: $(READY) ## speed and memory, as ratios
-	$(BIN)/splitstep bench
+bench: $(READY) ## speed and memory beside peers, into benchmarks/results.json and docs/performance.md
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev,bench]'
+	$(BIN)/splitstep bench --json > benchmarks/.results.json
+	mv benchmarks/.results.json benchmarks/results.json
+	$(BIN)/python docs/tables.py --write
 
 docs: $(READY)  ## the documentation as HTML in docs/_build
 	$(BIN)/sphinx-build -q -W docs docs/_build

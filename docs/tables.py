@@ -4,10 +4,12 @@ python docs/tables.py --write     rewrite the tables between their markers
 python docs/tables.py             check that they are up to date
 """
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from splitstep.models.presets import KINDS, PRESETS, preset
 from splitstep.solver.schemes import scheme
@@ -15,7 +17,8 @@ from splitstep.solver.splittings import SPLITTINGS
 from splitstep.solver.tableaus import TABLEAUS
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/mathematics.md", "docs/models.md")
+PAGES = ("README.md", "docs/mathematics.md", "docs/models.md", "docs/performance.md")
+MEASURED = ROOT / "benchmarks" / "results.json"
 
 
 def markdown(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
@@ -80,12 +83,34 @@ def preset_parameters() -> str:
     return markdown(header, rows)
 
 
+def benchmarks() -> str:
+    """What `make bench` measured, and on what."""
+    measured = json.loads(MEASURED.read_text())
+    rows = [[row["precision"], row["case"], row["contestant"], *_measured(row)] for row in measured["cases"]]
+    header = ["precision", "work", "contestant", "seconds", "spread", "ratio", "share of peak", "memory"]
+    return f"{markdown(header, rows)}\n\n{', '.join(f'{key} {value}' for key, value in measured['machine'].items())}."
+
+
+def _measured(row: dict[str, Any]) -> list[str]:
+    if row["missing"] is not None:
+        return [f"not installed: {row['missing']}", "", "", "", ""]
+    share, peak = row["share_of_peak"], row["peak_bytes"]
+    return [
+        f"{row['median_seconds']:.4f}",
+        f"{row['spread']:.0%}",
+        f"{row['ratio']:.2f}",
+        "" if share is None else f"{share:.0%}",
+        "" if peak is None else f"{peak / 2**20:,.0f} MiB",
+    ]
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "orders": orders,
     "splittings": splittings,
     "integrators": integrators,
     "presets": presets,
     "preset_parameters": preset_parameters,
+    "benchmarks": benchmarks,
 }
 
 

@@ -300,9 +300,3 @@ def test_two_processes_share_an_update(tmp_path):
     assert losses(tmp_path / "one") == pytest.approx(losses(tmp_path / "two"), rel=1e-5)
     results = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two")]
     assert results[0]["metrics"]["test"]["loss"] == pytest.approx(results[1]["metrics"]["test"]["loss"], rel=1e-4)
-
-
-def test_one_process_at_a_time_writes_to_a_run_folder(one_task, tmp_path):
-    run = Run(tmp_path / "run")
-    with run.locked(), pytest.raises(UserError, match="another process is at work"):
-        train(recipe(one_task), tmp_path / "run")

@@ -15,6 +15,7 @@ from tests.image_files import cifar, images_recipe
 from tests.runs import losses, results, same
 
 from splitstep.recipe import toml
+from splitstep.training.run import Run
 
 
 @pytest.fixture(autouse=True)
@@ -281,3 +282,13 @@ def test_one_process_two_processes_and_shards_learn_the_same(tmp_path, task, pre
         assert measured["metrics"]["valid"]["loss"] == pytest.approx(expected["metrics"]["valid"]["loss"], rel=1e-5)
         lines = [(folder / "predictions-valid.jsonl").read_text().count("\n") for folder in (one, run)]
         assert lines[0] == lines[1]  # every example once
+
+
+def test_one_process_at_a_time_writes_to_a_run_folder(tmp_path):
+    asked = command(tmp_path)
+    run = tmp_path / "run"
+    with Run(run).locked():
+        code, said = faults.run([*asked, str(run)], log=tmp_path / "log")
+    assert code == 2
+    assert f"another process is at work in {run}" in said
+    goes_on(tmp_path, asked, undisturbed(tmp_path, asked), run)

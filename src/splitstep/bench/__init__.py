@@ -1,11 +1,14 @@
 """Speed and memory side by side: one process, contestants in turns, medians, as ratios."""
 
+import os
 import platform
-import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -25,8 +28,8 @@ class Case:
     """One contestant on one piece of work; its ratio is how many times faster than the reference it is.
 
     `spread` is the interquartile range of the measurements, as a share of their median; `share_of_peak` how near the
-    contestant comes to the machine's own matrix product, measured in the same turns. A contestant whose package is not
-    installed is `missing`, with nothing measured.
+    contestant comes to the machine's own matrix product, measured in the same turns; `peak_bytes` the most that tensors
+    made during the work held at a time. A contestant whose package is not installed is `missing`, and not measured.
     """
 
     case: str
@@ -36,6 +39,7 @@ class Case:
     precision: str
     spread: float | None = None
     share_of_peak: float | None = None
+    peak_bytes: int | None = None
     missing: str | None = None
 
     def row(self) -> dict[str, Any]:
@@ -51,6 +55,7 @@ def race(
     precision: str,
     repeats: int,
     flops: float | None = None,
+    memory: bool = False,
 ) -> Iterator[Case]:
     """Each run's median, measured in turns so that a busy machine disturbs all alike.
 
@@ -83,13 +88,27 @@ def race(
             precision,
             spread=_spread(measured[name]),
             share_of_peak=flops / median / peak if flops is not None and peak is not None else None,
+            peak_bytes=peak_bytes(contestant) if memory else None,
         )
 
 
 def _timed(run: Run) -> float:
-    start = time.perf_counter()
+    """Seconds; with one thread those of the processor, which others at work on the machine disturb less."""
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    start = clock()
     run()
-    return time.perf_counter() - start
+    return clock() - start
+
+
+def peak_bytes(run: Run) -> int:
+    """The most bytes that tensors made in the run held at a time, by the allocator's own record; on CPU."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # two lines on stderr otherwise
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        run()
+    assert profile.profiler is not None
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return max(accumulate(changes), default=0)
 
 
 def _spread(values: list[float]) -> float:
@@ -120,12 +139,24 @@ def precisions() -> dict[str, torch.dtype]:
     return {"float32": torch.float32} | ({"bfloat16": torch.bfloat16} if native else {})
 
 
+PEERS = ("transformers", "x-transformers", "ctranslate2")
+
+
+def _installed(name: str) -> bool:
+    try:
+        return bool(version(name))
+    except PackageNotFoundError:
+        return False
+
+
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
     return {
+        "date": date.today().isoformat(),
         "processor": torch.cpu.get_capabilities().get("cpu_name") or platform.processor(),
         "threads": torch.get_num_threads(),
+        "seconds": "of the processor" if torch.get_num_threads() == 1 else "of the clock",
         "torch": torch.__version__,
+        **{name: version(name) for name in PEERS if _installed(name)},
         "precisions": list(precisions()),
-        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }

@@ -12,8 +12,8 @@ from splitstep.solver.schemes import Scheme
 from splitstep.solver.splittings import splitting
 from splitstep.solver.tableaus import TABLEAUS
 
-TOKENS, LAYERS, SIZE, HEADS = 4096, 6, 256, 4
-LENGTHS = (512, 1024, 2048, 4096)
+TOKENS, LAYERS, HEAD = 4096, 6, 64
+LENGTHS = {256: (512, 1024, 2048, 4096), 512: (512, 1024, 2048)}  # by width
 FULL = {"full attention, sdpa": "sdpa", "full attention, eager": "eager"}
 EVOLVED = {"evolved, literal": "eager", "evolved, fast": "auto"}
 
@@ -21,24 +21,32 @@ EVOLVED = {"evolved, literal": "eager", "evolved, fast": "auto"}
 def cases(*, repeats: int) -> Iterator[Case]:
     """Forward and backward; the ratio is to the better kernel of full attention with a full feed-forward network."""
     for precision, dtype in precisions().items():
-        for length in LENGTHS:
-            alone = {name: _step("full", None, kernel, length, dtype) for name, kernel in FULL.items()}
-            alone |= {name: _step("evolved", None, kernel, length, dtype) for name, kernel in EVOLVED.items()}
-            reference = tuple(FULL)
-            title = f"attention alone, {length} tokens"
-            yield from race(title, alone, reference=reference, precision=precision, repeats=repeats)
-            whole = {name: _step("full", "full", kernel, length, dtype) for name, kernel in FULL.items()}
-            for network in ("full", "random", "rotated"):
-                whole[f"evolved, fast, {network} feed-forward"] = _step("evolved", network, "auto", length, dtype)
-            title = f"with feed-forward, {length} tokens"
-            yield from race(title, whole, reference=reference, precision=precision, repeats=repeats)
+        for size, lengths in LENGTHS.items():
+            for length in lengths:
+                for title, runs in _works(size, length, dtype):
+                    yield from race(
+                        title, runs, reference=tuple(FULL), precision=precision, repeats=repeats, memory=True
+                    )
 
 
-def _step(attention: str, feed_forward: str | None, kernel: str, length: int, dtype: torch.dtype) -> Run:
+def _works(size: int, length: int, dtype: torch.dtype) -> Iterator[tuple[str, dict[str, Run]]]:
+    def step(attention: str, feed_forward: str | None, kernel: str) -> Run:
+        return _step(attention, feed_forward, kernel, size, length, dtype)
+
+    alone = {name: step("full", None, kernel) for name, kernel in FULL.items()}
+    alone |= {name: step("evolved", None, kernel) for name, kernel in EVOLVED.items()}
+    yield f"attention alone, d {size}, n {length}", alone
+    whole = {name: step("full", "full", kernel) for name, kernel in FULL.items()}
+    for network in ("full", "random", "rotated"):
+        whole[f"evolved, fast, {network} feed-forward"] = step("evolved", network, "auto")
+    yield f"with feed-forward, d {size}, n {length}", whole
+
+
+def _step(attention: str, feed_forward: str | None, kernel: str, size: int, length: int, dtype: torch.dtype) -> Run:
     config = SplitstepConfig(
-        hidden_size=SIZE,
-        num_attention_heads=HEADS,
-        intermediate_size=4 * SIZE,
+        hidden_size=size,
+        num_attention_heads=size // HEAD,
+        intermediate_size=4 * size,
         num_hidden_layers=LAYERS,
         attention=attention,
         feed_forward=feed_forward or "full",
@@ -51,7 +59,7 @@ def _step(attention: str, feed_forward: str | None, kernel: str, length: int, dt
     if feed_forward is None:
         _leave_attention_alone(stack)
     stack = stack.to(dtype).train()
-    x = torch.randn(max(TOKENS // length, 1), length, SIZE, dtype=dtype, requires_grad=True)
+    x = torch.randn(max(TOKENS // length, 1), length, size, dtype=dtype, requires_grad=True)
     force = torch.randn_like(x)
     trained = [x, *(p for name, p in stack.named_parameters() if feed_forward or "convection" not in name)]
 

@@ -37,7 +37,13 @@ def cases(*, repeats: int) -> Iterator[Case]:
         for precision, dtype in precisions().items():
             runs = {name: _step(contestant, dtype) for name, contestant in work.contestants.items()}
             yield from race(
-                title, runs, reference=work.reference, precision=precision, repeats=repeats, flops=work.flops
+                title,
+                runs,
+                reference=work.reference,
+                precision=precision,
+                repeats=repeats,
+                flops=work.flops,
+                memory=True,
             )
 
 

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
 @app.command()
 def bench(
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="[NAME]", help="attention, decoding, evolution, losses or training; all without it."),
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME ...]", help="attention, decoding, evolution, losses, memory, training; all without it."
+        ),
     ] = None,
     as_json: Json = False,
     repeats: Annotated[int, typer.Option(help="Measurements of each contestant, of which the median counts.")] = 7,
@@ -26,14 +28,15 @@ def bench(
 
     attention: explicit attention against torch's fused kernel. decoding: beam search against transformers' generate.
     evolution: attention evolved in time against attention computed in every layer, with each feed-forward network.
-    losses: the loss of a vocabulary in chunks or in bands against all logits at once. training: a training step of
+    losses: the loss of a vocabulary in chunks or in bands against all logits at once. memory: activations of
+    deep stacks, plain, with checkpointing, reversible. training: a training step of
     encoders, images and language models against transformers, torch and x-transformers, and of the schemes against
     each other, with the share of the machine's own matrix product. A peer that is not installed is named as missing;
     pip install 'splitstep[bench]' has them. Each ratio is to the fastest
     reference: above 1 is faster. A precision that the machine does not multiply natively is left out, and the report
     says which there were.
     """
-    names = BENCHES if name is None else {name: lookup("benchmark", name, BENCHES)}
+    chosen = [lookup("benchmark", name, BENCHES) for name in names or BENCHES]
     if repeats < 1:
         raise UserError(f"--repeats must be at least 1, got {repeats}")
 
@@ -41,9 +44,9 @@ def bench(
 
     rows: list[dict[str, Any]] = []
     if not as_json:
-        header = ("precision", "case", "contestant", "seconds", "spread", "ratio", "of peak")
+        header = ("precision", "case", "contestant", "seconds", "spread", "ratio", "of peak", "memory")
         typer.echo(columns(header, BENCH_WIDTHS))
-    for module in names.values():
+    for module in chosen:
         for case in importlib.import_module(module).cases(repeats=repeats):
             rows.append(case.row())
             if as_json:
@@ -58,11 +61,14 @@ def bench(
 
 def _figures(case: "Case") -> tuple[str, ...]:
     if case.missing is not None:
-        return f"not installed: {case.missing}", "", "", ""
+        return f"not installed: {case.missing}", "", "", "", ""
+    memory = "" if case.peak_bytes is None else f"{case.peak_bytes / 2**20:,.0f} MiB"
     share = "" if case.share_of_peak is None else f"{case.share_of_peak:.0%}"
     ratio = "" if case.ratio is None else f"{case.ratio:.2f}x"
-    return f"{case.median_seconds:.4f}", f"{case.spread:.0%}", ratio, share
+    return f"{case.median_seconds:.4f}", f"{case.spread:.0%}", ratio, share, memory
 
 
-BENCHES = {name: f"splitstep.bench.{name}" for name in ("attention", "decoding", "evolution", "losses", "training")}
-BENCH_WIDTHS = (9, 32, 36, 9, 7, 8, 8)
+BENCHES = {
+    name: f"splitstep.bench.{name}" for name in ("attention", "decoding", "evolution", "losses", "memory", "training")
+}
+BENCH_WIDTHS = (9, 34, 36, 9, 7, 8, 8, 10)

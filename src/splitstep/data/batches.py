@@ -32,8 +32,10 @@ class Update:
 class Plan:
     """Updates of about `tokens` padded tokens, of sentences of like length, or of `examples` examples.
 
-    `lengths` are the tokens of each example. `repeats` shows every example that often in a row of batches, each time
-    with other augmentation (Hoffer et al. 2020), and an epoch then covers a part of the examples.
+    `lengths` are the tokens of each example, of its longer side where it has two; `tilts` are how much longer the first
+    side is, so that sentences with alike second sides come together too. `repeats` shows every example that often in a
+    row of batches, each time with other augmentation (Hoffer et al. 2020), and an epoch then covers a part of the
+    examples.
     """
 
     lengths: Indices
@@ -41,6 +43,7 @@ class Plan:
     tokens: int | None = None
     examples: int | None = None
     repeats: int = 1
+    tilts: Indices | None = None
 
     def __post_init__(self) -> None:
         if not len(self.lengths):
@@ -62,10 +65,18 @@ class Plan:
             whole = max(len(order) // self.examples, 1)
             cuts = [slice(i * self.examples, (i + 1) * self.examples) for i in range(whole)]
             return [Update(number, i, order[cut], turns[cut]) for i, cut in enumerate(cuts)]
-        order = order[np.argsort(self.lengths[order], kind="stable")]
+        order = order[self._by_size(order)]
         batches = list(self._filled(order))
         shuffled = [batches[i] for i in rng.permutation(len(batches))]
         return [Update(number, i, batch, np.zeros_like(batch)) for i, batch in enumerate(shuffled)]
+
+    def _by_size(self, order: Indices) -> Indices:
+        """The places of the examples from short to long; with two sides the tilt goes to and fro, without a leap."""
+        lengths = self.lengths[order]
+        if self.tilts is None:
+            return np.argsort(lengths, kind="stable")
+        tilts = self.tilts[order]
+        return np.lexsort((np.where(lengths % 2, tilts, -tilts), lengths))
 
     def _filled(self, order: Indices) -> Iterator[Indices]:
         """Consecutive examples, as many as fit: the longest, which is the last, pads the others."""

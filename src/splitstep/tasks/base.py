@@ -107,6 +107,10 @@ class Task(ABC):
     def lengths(self, split: str) -> NDArray[np.int64]:
         """The tokens of each example of a split."""
 
+    def tilts(self, split: str) -> NDArray[np.int64] | None:
+        """How many tokens longer the first side of each example is than the second, where it has two."""
+        return None
+
     @abstractmethod
     def batch(self, split: str, indices: NDArray[np.int64], *, epoch: int | None = None, seed: int = 0) -> Batch:
         """The examples as the model takes them, and `num_items`, what their loss is a sum over.

@@ -1,6 +1,8 @@
 """A model at work on a split: batches of like length, shared among processes, results in the examples' order."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -8,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from splitstep.solver.errors import UserError
 from splitstep.tasks.base import Task
 
 Result = TypeVar("Result")
@@ -65,6 +68,25 @@ class Predictor:
         for context in reversed(self._contexts):
             context.__exit__(None, None, None)
         self.model.train(self._was_training)
+
+    @contextmanager
+    def in_precision(self, name: str) -> Iterator[nn.Module]:
+        """The model as it is, under autocast to bfloat16, or with linear layers in eight bits."""
+        if name == "int8":
+            yield self._int8
+        elif name == "bfloat16":
+            with torch.autocast(self.device.type, torch.bfloat16):
+                yield self.model
+        else:
+            yield self.model
+
+    @cached_property
+    def _int8(self) -> nn.Module:
+        from splitstep.models.quantized import quantized
+
+        if self.device.type != "cpu":
+            raise UserError("int8 linear layers run on CPU; choose evaluation.precision = 'bfloat16' here")
+        return quantized(self.model)
 
     def mean_loss(self, task: Task, split: str) -> float:
         """The loss an item over the whole split, every example once."""

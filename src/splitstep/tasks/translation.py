@@ -53,6 +53,7 @@ class TranslationEvaluation(Section):
     normalization: Literal["length", "gnmt"] = "length"  # by length, or by (5 + length) / 6 as Wu et al. 2016
     max_length_ratio: float = 2.0  # at most so many tokens a source token, and ten more
     max_source: int = Field(default=1024, ge=2)  # tokens of a sentence; the end of a longer one is cut off
+    precision: Literal["float32", "bfloat16", "int8"] = "float32"  # of the search; int8 linear layers are for CPU
     bleu: Literal["detokenized", "iwslt", "wmt", "transevolve"] = "detokenized"
 
 
@@ -181,6 +182,12 @@ class Translation(Task):
         longest = np.maximum(source.lengths, target.lengths)
         return longest[self._kept] if split == "train" else longest
 
+    def tilts(self, split: str) -> NDArray[np.int64]:
+        """How much longer the source is than the target."""
+        source, target = self._split(split)
+        tilts = source.lengths - target.lengths
+        return tilts[self._kept] if split == "train" else tilts
+
     def batch(self, split: str, indices: NDArray[np.int64], *, epoch: int | None = None, seed: int = 0) -> Batch:
         """Source, its mask and the target; the loss is a sum over target tokens."""
         if split == "train":
@@ -242,15 +249,16 @@ class Translation(Task):
         pad = vocabulary.specials(self.tokenizer)["pad"]
         ids = padded(sources, pad)
         inputs = predictor.to_device({"input_ids": ids, "attention_mask": ids != pad})
-        found = beam_search(
-            predictor.model,  # type: ignore[arg-type]
-            **inputs,
-            num_beams=max(self.evaluation.num_beams, nbest),
-            num_return=nbest,
-            length_penalty=self.evaluation.length_penalty,
-            normalization=self.evaluation.normalization,
-            max_new_tokens=[int(self.evaluation.max_length_ratio * len(source)) + 10 for source in sources],
-        )
+        with predictor.in_precision(self.evaluation.precision) as model:
+            found = beam_search(
+                model,  # type: ignore[arg-type]
+                **inputs,
+                num_beams=max(self.evaluation.num_beams, nbest),
+                num_return=nbest,
+                length_penalty=self.evaluation.length_penalty,
+                normalization=self.evaluation.normalization,
+                max_new_tokens=[int(self.evaluation.max_length_ratio * len(source)) + 10 for source in sources],
+            )
         for beams in found:
             texts = self.tokenizer.decode_batch([beam.tokens for beam in beams], skip_special_tokens=True)
             yield [(text.strip(), beam.score) for text, beam in zip(texts, beams, strict=True)]

@@ -128,8 +128,9 @@ class Run:
             raise UserError(f"cannot write to {self.folder}: {error.strerror}") from None
         with lock as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+                # A lock of this process alone: workers, which may outlive it for seconds, do not inherit it.
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
                 raise UserError(f"another process is at work in {self.folder}") from None
             yield
 
