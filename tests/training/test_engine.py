@@ -198,6 +198,15 @@ def test_a_folder_that_is_no_run_folder_is_left_alone(one_task, tmp_path):
     assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["text.tex"]
 
 
+def test_a_run_that_crashed_before_its_recipe_was_written_begins_anew(one_task, tmp_path):
+    train(recipe(one_task), tmp_path / "whole")
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    for name in (".lock", "environment.json", ".recipe.toml.unfinished"):
+        (tmp_path / "run" / name).write_text("{}")
+    train(recipe(one_task), tmp_path / "run")
+    same(tmp_path / "whole", tmp_path / "run")
+
+
 def test_bad_data_leave_no_half_made_run_folder(tables, tmp_path):
     missing = ["missing.{language}"]
     names = {"paragraphs": missing} if tables["task"] == "pre-training" else missing

@@ -144,7 +144,7 @@ def train(recipe: Recipe, folder: Path, *, name: str = "", say: Say | None = Non
     run = Run(folder)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file, not a folder")
-    if folder.is_dir() and any(folder.iterdir()) and not run.recipe_file.is_file() and not _only_lock(folder):
+    if folder.is_dir() and any(folder.iterdir()) and not run.recipe_file.is_file() and not _hardly_begun(folder):
         raise UserError(f"{folder} is no run folder: it has other files and no recipe.toml")
     task = task_of(recipe, tell)
     _check_splits(task)
@@ -179,8 +179,10 @@ def _check_splits(task: Task) -> None:
         raise UserError("the recipe names no data.valid, the split that a run is watched by")
 
 
-def _only_lock(folder: Path) -> bool:
-    return all(path.name == ".lock" for path in folder.iterdir())
+def _hardly_begun(folder: Path) -> bool:
+    """Whether there is nothing but what a run writes before its recipe, which a crash can leave alone."""
+    names = {path.name for path in folder.iterdir() if path.suffix != ".unfinished"}
+    return names <= {".lock", "checkpoints", "environment.json"}
 
 
 @dataclass(frozen=True)
