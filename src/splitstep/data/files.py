@@ -60,6 +60,14 @@ def data_root(root: str | None) -> Path:
     return folder
 
 
+def data_folder(root: str | None, name: str) -> Path:
+    """The folder of one data set below the root."""
+    folder = data_root(root) / name
+    if not folder.is_dir():
+        raise UserError(f"the folder {folder} (data.folder) does not exist")
+    return folder
+
+
 def find(folder: Path, name: str) -> Path:
     """The file of that name in the folder, as it is or packed."""
     for ending in PACKERS:

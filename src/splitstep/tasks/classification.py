@@ -17,7 +17,7 @@ from tokenizers import Encoding, Tokenizer
 
 from splitstep.data import vocabulary
 from splitstep.data.cache import Ragged, cached
-from splitstep.data.files import OnBad, Reading, data_root
+from splitstep.data.files import OnBad, Reading, data_folder
 from splitstep.data.labelled import Choice, Example, checksums, examples
 from splitstep.data.settings import Section
 from splitstep.data.vocabulary import Vocabulary
@@ -117,10 +117,7 @@ class Classification(Task):
 
     @cached_property
     def _root(self) -> Path:
-        folder = data_root(self.data.root) / self.data.folder
-        if not folder.is_dir():
-            raise UserError(f"the folder {folder} (data.folder) does not exist")
-        return folder
+        return data_folder(self.data.root, self.data.folder)
 
     @property
     def splits(self) -> list[str]:

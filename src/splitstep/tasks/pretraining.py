@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from splitstep.data import corpus, vocabulary
 from splitstep.data.cache import cached
 from splitstep.data.corpus import Corpus, Spans
-from splitstep.data.files import OnBad, Reading, data_root, find, fingerprint
+from splitstep.data.files import OnBad, Reading, data_folder, find, fingerprint
 from splitstep.data.masking import Masker, Masking
 from splitstep.data.sentences import DOCUMENTS, SPLITTERS, joined
 from splitstep.data.settings import Section
@@ -77,10 +77,7 @@ class PreTraining(Task):
 
     @cached_property
     def _root(self) -> Path:
-        folder = data_root(self.data.root) / self.data.folder
-        if not folder.is_dir():
-            raise UserError(f"the folder {folder} (data.folder) does not exist")
-        return folder
+        return data_folder(self.data.root, self.data.folder)
 
     @property
     def splits(self) -> list[str]:

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from splitstep.data import vocabulary
 from splitstep.data.cache import Ragged, cached
-from splitstep.data.files import OnBad, Reading, data_root, fingerprint
+from splitstep.data.files import OnBad, Reading, data_folder, fingerprint
 from splitstep.data.parallel import FORMATS, Format, Pair
 from splitstep.data.settings import Section
 from splitstep.data.vocabulary import Vocabulary
@@ -70,10 +70,7 @@ class Translation(Task):
     def _root(self) -> Path:
         if self._format.packaged:
             return Path()
-        folder = data_root(self.data.root) / self.data.folder
-        if not folder.is_dir():
-            raise UserError(f"the folder {folder} (data.folder) does not exist")
-        return folder
+        return data_folder(self.data.root, self.data.folder)
 
     @property
     def _format(self) -> Format:
