@@ -46,7 +46,7 @@ def leaves(dtype=torch.float64, m=M, spread=1.0):
 
 def segment(form, sight, query, key, bias, value):
     """All layers of a segment with one operator."""
-    operator = Operator(query, key, key[..., :0], sight=sight)
+    operator = Operator(query, key, sight=sight)
     operator.factor()
     return torch.stack([FORMS[form](operator, bias[:, layer], value[:, layer]) for layer in range(LAYERS)])
 
@@ -90,7 +90,7 @@ def test_biases_too_far_apart_take_the_other_form_by_themselves(compiled, monkey
     with torch.no_grad():
         tensors["bias"][..., : M // 2] = -80.0
         tensors["bias"][..., M // 2 :] = 80.0
-    operator = Operator(tensors["query"], tensors["key"], tensors["key"][..., :0], sight=Sight(causal=True))
+    operator = Operator(tensors["query"], tensors["key"], sight=Sight(causal=True))
     operator.factor()
     bias, value = tensors["bias"][:, 0], tensors["value"][:, 0]
     found = attend(operator, bias, value, sight=Sight())

@@ -4,7 +4,7 @@ from torch import nn
 
 from splitstep import SplitstepModel, preset
 from splitstep.fields.evaluation import Evaluation, Sight
-from splitstep.fields.feedforward import ACTIVATIONS, FeedForward, Rotation
+from splitstep.fields.feedforward import ACTIVATIONS, FeedForward
 from splitstep.fields.noise import Noise
 
 AT = Evaluation(0.0, Noise(training=False), Sight())
@@ -38,7 +38,7 @@ def network(kind, **more):
         "num_hidden_layers": 2,
         "vocab_size": 9,
     }
-    model = SplitstepModel(preset("transformer", **sizes, feed_forward=kind, hidden_act="relu", **more))
+    model = SplitstepModel(preset("transformer", **sizes | more, feed_forward=kind, hidden_act="relu"))
     return model.encoder.stack.layers[0].convection[0].operator
 
 
@@ -60,16 +60,25 @@ def test_the_rotated_network_moves_in_the_first_layer_too():
     assert (drift[0] - drift[1]).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("size", [16, 24, 96, 512])
+@pytest.mark.parametrize("size", [6, 16, 24, 96, 512])
 @pytest.mark.parametrize("time", [1.0, 2.5, 6.0])
-def test_rotations_are_orthogonal_at_every_time(size, time):
-    config = preset(
-        "transformer", hidden_size=size, num_attention_heads=2, intermediate_size=size, feed_forward="rotated"
-    )
-    model = SplitstepModel(config.__class__(**config.to_dict() | {"num_hidden_layers": 1, "vocab_size": 3}))
-    for rotation in (module.double() for module in model.modules() if isinstance(module, Rotation)):
-        matrix = rotation(torch.eye(size, dtype=torch.float64), time)
-        torch.testing.assert_close(matrix @ matrix.T, torch.eye(size, dtype=torch.float64), atol=1e-6, rtol=0)
+def test_each_copy_is_an_orthogonal_mixture_of_all_entries_at_every_time(size, time):
+    field = network("rotated", hidden_size=size, num_attention_heads=2, intermediate_size=2 * size).double()
+    seen = []
+    field.activation = lambda inner: seen.append(inner) or inner
+    whole = field(torch.eye(size, dtype=torch.float64)[None], at(time - 1.0))[0]
+    inner = seen[0].unflatten(-1, (2, -1))  # blocks, particles, copies, entries
+    for copy in (inner[:, :, number].transpose(0, 1).flatten(1) for number in range(2)):
+        torch.testing.assert_close(copy @ copy.T, torch.eye(size, dtype=torch.float64), atol=1e-6, rtol=0)
+        assert copy.abs().min() > 0
+    assert whole.abs().min() > 0
+
+
+def test_the_rotated_network_is_the_same_in_parts(monkeypatch):
+    field, z = network("rotated"), torch.randn(2, 3, 16)
+    whole = field(z, at(2.0))
+    monkeypatch.setattr("splitstep.fields.feedforward.PART", 2 * 64)
+    torch.testing.assert_close(field(z, at(2.0)), whole)
 
 
 def test_few_parameters_are_trained():

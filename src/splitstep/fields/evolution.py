@@ -41,14 +41,18 @@ def waves(depth: float | Tensor, size: int, *, like: Tensor) -> Tensor:
 
 
 class Operator:
-    """The attention of a segment: queries and keys of its initial condition, and how keys answer to time."""
+    """The attention of a segment: queries and keys of its initial condition.
 
-    def __init__(self, query: Queries, key: Keys, answer: Tensor, *, sight: Sight) -> None:
+    `fresh` are the keys that no cache had, by particle and not by head: those whose biases are still to be computed.
+    """
+
+    def __init__(self, query: Queries, key: Keys, *, sight: Sight, fresh: Tensor | None = None) -> None:
         self.query = query
         self.key = key
-        self.answer = answer  # (batch, heads, keys, time_dim): b_j(t) = <answer_j, T(t)>
+        self.fresh = fresh
         self.sight = sight
         self.scale = query.shape[-1] ** -0.5
+        self.query_time: Tensor | None = None
         self.exponentials: Exponentials | None = None
 
     def factor(self) -> None:
@@ -56,11 +60,17 @@ class Operator:
         if _can_factor(self):
             self.exponentials = Exponentials(self.query, self.key, mask=full_mask(self), scale=self.scale)
 
+    def biases(self, time: Float[Tensor, "heads time_dim"]) -> Bias:
+        """b_j(t) = <K_j W_Q^t, T(t)> of the fresh keys, over all entries of K_j and not a head's share of them."""
+        assert self.fresh is not None
+        assert self.query_time is not None
+        # A few rows T(t) W_Q^t^T for each layer cost less than all of K W_Q^t once.
+        rows = (self.query_time.unflatten(-1, time.shape) * time).sum(-1).transpose(0, 1).contiguous()
+        return nn.functional.linear(self.fresh, rows.to(self.fresh.dtype)).transpose(-1, -2)
 
-class Condition(nn.Module, ABC):
+
+class Condition(nn.Module):
     """What a segment computes from the state it starts with: projections of the queries and of the keys."""
-
-    scores_stay: bool  # whether A0 is the same at all times
 
     def __init__(self, hidden_size: int, num_heads: int, *, time_dim: int, dropout: float) -> None:
         super().__init__()
@@ -71,19 +81,14 @@ class Condition(nn.Module, ABC):
 
     def forward(self, x: Tensor, sight: Sight) -> Operator:
         """The operator of the segment, from the particles' state and from whom they see."""
-        query = self._dropped(self.query(x))
+        query = self._heads(self._dropped(self.query(x)))
         kept = None if sight.store is None else sight.store.recall()
-        if kept is None:
-            kept = self.keys(self._dropped(self.key(x if sight.source is None else sight.source)))
-            kept = kept if sight.store is None else sight.store.keep(*kept)
-        operator = Operator(self._heads(query), *kept, sight=sight)
-        if self.scores_stay:
-            operator.factor()
-        return operator
-
-    @abstractmethod
-    def keys(self, key: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys by head, and what of them meets the time."""
+        if kept is not None:
+            return Operator(query, kept[0], sight=sight)
+        fresh = self._dropped(self.key(x if sight.source is None else sight.source))
+        key = self._heads(fresh)
+        key = key if sight.store is None else sight.store.keep(key, key[..., :0])[0]
+        return Operator(query, key, sight=sight, fresh=fresh)
 
     def _dropped(self, x: Tensor) -> Tensor:
         return nn.functional.dropout(x, self.dropout, self.training)
@@ -98,8 +103,6 @@ class PublishedCondition(Condition):
     It has no gradient, and is there to hold the authors' weights.
     """
 
-    scores_stay = True
-
     def __init__(
         self, hidden_size: int, num_heads: int, *, time_dim: int, time_keys: bool = True, dropout: float = 0.0
     ) -> None:
@@ -108,25 +111,21 @@ class PublishedCondition(Condition):
         self.query_time = nn.Parameter(torch.empty(shape))
         self.key_time = nn.Parameter(torch.empty(shape), requires_grad=False) if time_keys else None
 
-    def keys(self, key: Tensor) -> tuple[Tensor, Tensor]:
-        """K by head, and A1K_j = K_j W_Q^t, over all entries of K_j and not a head's share of them."""
-        return self._heads(key), self._heads(key @ self.query_time)
+    def forward(self, x: Tensor, sight: Sight) -> Operator:
+        """The operator, whose scores A0 stay the same at all times."""
+        operator = super().forward(x, sight)
+        operator.query_time = self.query_time
+        operator.factor()
+        return operator
 
 
 class BilinearCondition(Condition):
     """Queries and keys with `time_dim` more entries a head, which meet at a strength that depends on time."""
 
-    scores_stay = False
-
     def __init__(
         self, hidden_size: int, num_heads: int, *, time_dim: int, time_keys: bool = True, dropout: float = 0.0
     ) -> None:
         super().__init__(hidden_size, num_heads, time_dim=time_dim, dropout=dropout)
-
-    def keys(self, key: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys by head; nothing else of them meets the time."""
-        heads = self._heads(key)
-        return heads, heads[..., :0]
 
 
 class EvolvedAttention(nn.Module, ABC):
@@ -143,35 +142,45 @@ class EvolvedAttention(nn.Module, ABC):
         """The force on each particle at the time of this evaluation."""
         operator = at.sight.operator
         assert isinstance(operator, Operator)
-        mixed = self.mix(operator, self._values(z, at.sight), at)
+        value, bias = self._values(z, operator, at)
+        mixed = self.mix(operator, value, bias, at)
         return self.out_proj(mixed.transpose(1, 2).flatten(2))
 
+    def biases(self, operator: Operator, at: Evaluation) -> Bias | None:
+        """Of the fresh keys at this time, where the scores move by a bias."""
+        return None
+
     @abstractmethod
-    def mix(self, operator: Operator, value: Keys, at: Evaluation) -> Queries:
+    def mix(self, operator: Operator, value: Keys, bias: Bias, at: Evaluation) -> Queries:
         """The values, weighted as the operator says at this time."""
 
     def time(self, coefficients: Tensor, depth: float | Tensor) -> Float[Tensor, "heads time_dim"]:
         """T(t) = w * [sin | cos], a share of it for each head."""
         return (coefficients * waves(depth, len(coefficients), like=coefficients)).view(self.heads, -1)
 
-    def _values(self, z: Tensor, sight: Sight) -> Keys:
-        kept = None if sight.store is None else sight.store.recall()
-        if kept is not None:
-            return kept[0]
-        values = z if sight.source is None else sight.source
-        values = values if sight.source is None or self.norm is None else self.norm(values)
-        heads = values.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        return heads if sight.store is None else sight.store.keep(heads, heads[..., :0])[0]
+    def _values(self, z: Tensor, operator: Operator, at: Evaluation) -> tuple[Keys, Bias]:
+        """The values and the biases of all keys."""
+        store, source = at.sight.store, at.sight.source
+        kept = None if store is None else store.recall()
+        if kept is None:
+            values = z if source is None else source
+            values = values if source is None or self.norm is None else self.norm(values)
+            value = values.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            bias = self.biases(operator, at)
+            kept = value, (value[..., :0] if bias is None else bias.unsqueeze(-1))
+            kept = kept if store is None else store.keep(*kept)
+        return kept[0], kept[1].sum(-1)  # no bias is a bias of 0
 
 
 class PublishedAttention(EvolvedAttention):
     """softmax(A0 + b(t)): the published evolution, without the terms that cancel."""
 
-    def mix(self, operator: Operator, value: Keys, at: Evaluation) -> Queries:
+    def biases(self, operator: Operator, at: Evaluation) -> Bias:
+        """b(t), the part of the scores that moves."""
+        return operator.biases(self.time(self.coefficients, at.depth))
+
+    def mix(self, operator: Operator, value: Keys, bias: Bias, at: Evaluation) -> Queries:
         """In the form that suits the biases and the machine."""
-        time = self.time(self.coefficients, at.depth).to(operator.answer.dtype)
-        # b_j(t) = <A1K_j, T(t)>
-        bias = torch.einsum("bhjt,ht->bhj", operator.answer, time)
         return attend(operator, bias, value.to(bias.dtype), sight=at.sight)
 
 
@@ -185,7 +194,7 @@ class BilinearAttention(EvolvedAttention):
         super().__init__(hidden_size, num_heads, time_dim=time_dim, norm=norm)
         self.temperature = nn.Parameter(torch.zeros(num_heads * time_dim))
 
-    def mix(self, operator: Operator, value: Keys, at: Evaluation) -> Queries:
+    def mix(self, operator: Operator, value: Keys, bias: Bias, at: Evaluation) -> Queries:
         """Through the ordinary kernel, with queries that depend on time."""
         rank = len(self.coefficients) // self.heads
         strength = self.time(self.coefficients, at.depth)
@@ -193,10 +202,9 @@ class BilinearAttention(EvolvedAttention):
         ones = strength.new_ones(self.heads, operator.query.shape[-1] - rank)
         factor = torch.cat((ones, strength), dim=-1) * log_temperature.exp()
         query = operator.query * factor.unsqueeze(1).to(operator.query.dtype)
-        none = query.new_zeros(*operator.key.shape[:-1])
-        evolved = Operator(query, operator.key, operator.answer, sight=operator.sight)
+        evolved = Operator(query, operator.key, sight=operator.sight)
         form = "literal" if at.sight.record is not None or at.sight.kernel == "eager" else "channel"
-        return FORMS[form](evolved, none, value.to(query.dtype))
+        return FORMS[form](evolved, bias.to(query.dtype), value.to(query.dtype))
 
 
 EVOLUTIONS: dict[str, tuple[Callable[..., Condition], Callable[..., EvolvedAttention]]] = {
@@ -272,10 +280,8 @@ def factored(operator: Operator, bias: Bias, value: Keys) -> Queries:
     """(E @ [w v | w]) normalised, E = exp(A0 - row maximum) of the segment and w = exp(b - max b) of the layer."""
     visible = _hidden_keys(bias, operator.sight.mask, fill=-math.inf)
     weight = (visible - visible.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(bias.dtype).min)).exp()
-    weighted = torch.cat((value * weight.unsqueeze(-1), weight.unsqueeze(-1)), dim=-1)
     assert operator.exponentials is not None
-    sums = operator.exponentials.times(weighted)
-    return sums[..., :-1] / sums[..., -1:].clamp(min=torch.finfo(sums.dtype).tiny)
+    return operator.exponentials.mean(value, weight)
 
 
 def _hidden_keys(bias: Bias, mask: Mask | None, *, fill: float) -> Bias:
@@ -299,9 +305,9 @@ class Exponentials:
         self.sent: list[tuple[Tensor, Tensor]] = []
         self.matrix, self.token = _Exponentiate.apply(query, key, mask, scale, self.sent)
 
-    def times(self, columns: Keys) -> Queries:
-        """E @ columns."""
-        return _Times.apply(self.matrix, self.token, columns, self.sent)
+    def mean(self, value: Keys, weight: Bias) -> Queries:
+        """The mean of the values for each query, by the weights E * weight."""
+        return _Mean.apply(self.matrix, self.token, value, weight, self.sent)
 
 
 class _Exponentiate(torch.autograd.Function):
@@ -327,25 +333,54 @@ class _Exponentiate(torch.autograd.Function):
         query, key, matrix = ctx.saved_tensors
         if not ctx.sent:
             return None, None, None, None, None
-        columns, sums = (torch.cat(tensors, dim=-1) for tensors in zip(*ctx.sent, strict=True))
+        rows, sums = (torch.cat(tensors, dim=-2) for tensors in zip(*ctx.sent, strict=True))
         ctx.sent.clear()
-        # dE = sum over layers of dY X^T, one product for all; dA0 = dE * E
-        gradient = (sums @ columns.transpose(-1, -2)).mul_(matrix).mul_(ctx.scale)
+        # dE = sum over layers of dY^T X, one product for all; dA0 = dE * E
+        gradient = (sums.transpose(-1, -2) @ rows).mul_(matrix).mul_(ctx.scale)
         return gradient @ key, gradient.transpose(-1, -2) @ query, None, None, None
 
 
-class _Times(torch.autograd.Function):
-    """Y = E X. The gradient of E is only noted: the token, which has none, makes E wait for every layer."""
+class _Mean(torch.autograd.Function):
+    """Y = [w v | w]^T E^T, and its first rows divided by the last.
+
+    Features lie in rows and particles in columns, the way round in which a product with E is fastest, and the rest is
+    written out so that each array is passed over once. The gradient of E is only noted: the token, which has none,
+    makes E wait for every layer.
+    """
 
     @staticmethod
-    def forward(ctx: Any, matrix: Tensor, token: Tensor, columns: Tensor, sent: list[tuple[Tensor, Tensor]]) -> Tensor:
-        ctx.save_for_backward(matrix, columns)
+    def forward(
+        ctx: Any, matrix: Tensor, token: Tensor, value: Tensor, weight: Tensor, sent: list[tuple[Tensor, Tensor]]
+    ) -> Tensor:
+        batch, heads, keys, width = value.shape
+        rows = value.new_empty(batch, heads, width + 1, keys)
+        torch.mul(value.transpose(-1, -2), weight.unsqueeze(-2), out=rows[..., :-1, :])
+        rows[..., -1, :] = weight
+        sums = rows @ matrix.transpose(-1, -2)
+        norm = sums[..., -1:, :]
+        norm = norm.masked_fill(norm == 0, 1.0)  # of a particle that sees nobody
+        mixed = _by_particle(sums[..., :-1, :])
+        torch.div(sums[..., :-1, :].transpose(-1, -2), norm.transpose(-1, -2), out=mixed)
+        ctx.save_for_backward(matrix, rows, value, weight, sums, norm)
         ctx.sent = sent
-        return matrix @ columns
+        return mixed
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, sums: Tensor) -> tuple[Tensor | None, ...]:
-        matrix, columns = ctx.saved_tensors
-        ctx.sent.append((columns, sums))
-        return None, sums.new_zeros(()), matrix.transpose(-1, -2) @ sums, None
+    def backward(ctx: Any, force: Tensor) -> tuple[Tensor | None, ...]:
+        matrix, rows, value, weight, means, norm = ctx.saved_tensors
+        sums = torch.empty_like(means)
+        torch.div(force.transpose(-1, -2), norm, out=sums[..., :-1, :])
+        sums[..., -1:, :] = (sums[..., :-1, :] * means[..., :-1, :]).sum(-2, keepdim=True).div_(norm).neg_()
+        ctx.sent.append((rows, sums))
+        sent = sums @ matrix
+        to_value = _by_particle(sent[..., :-1, :])
+        torch.mul(sent[..., :-1, :].transpose(-1, -2), weight.unsqueeze(-1), out=to_value)
+        to_weight = (sent[..., :-1, :] * value.transpose(-1, -2)).sum(-2).add_(sent[..., -1, :])
+        return None, sums.new_zeros(()), to_value, to_weight, None
+
+
+def _by_particle(rows: Tensor) -> Tensor:
+    """Memory for the rows as vectors of each head, laid out so that the heads of a particle lie side by side."""
+    batch, heads, width, particles = rows.shape
+    return rows.new_empty(batch, particles, heads, width).transpose(1, 2)

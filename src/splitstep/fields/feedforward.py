@@ -95,44 +95,40 @@ class RandomFeedForward(nn.Module):
         return self.down_proj(at.noise.dropout(inner, self.dropout), at.depth)
 
 
-class Rotation(nn.Module):
-    """A rotation R(t) = Q^T G(t) Q of `size` entries: turns of pairs by omega_p t, between fixed orthogonal mixtures.
+PART = 2**19  # numbers that a processor's cache holds
 
-    Q is a product of random signs and two small orthogonal matrices on the rows and columns of the entries, so that a
-    vector costs size * (rows + columns) operations instead of size^2.
-    """
 
-    signs: Tensor
-    row_mixture: Tensor
-    column_mixture: Tensor
+class Rotations(nn.Module):
+    """Rotations R(t) = Q^T G(t) Q of `size` entries each: turns of pairs by omega_p t, seen from a fixed mixture Q."""
+
+    mixtures: Tensor
     frequencies: Tensor
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, count: int, size: int) -> None:
         super().__init__()
-        self.columns = max(k for k in range(1, math.isqrt(size) + 1) if size % k == 0)
-        self.rows = size // self.columns
-        self.register_buffer("signs", torch.empty(size))
-        self.register_buffer("row_mixture", torch.empty(self.rows, self.rows))
-        self.register_buffer("column_mixture", torch.empty(self.columns, self.columns))
+        self.register_buffer("mixtures", torch.empty(count, size, size))
         self.register_buffer("frequencies", torch.empty(size // 2))
 
-    def forward(self, x: Tensor, time: float | Tensor) -> Tensor:
-        """The vectors, rotated as at that time."""
-        mixed = self._mixed(x * self.signs)
-        first, second = mixed.chunk(2, dim=-1)
-        angle = time * self.frequencies
-        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-        return self._mixed(torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1))
+    def forward(self, time: float | Tensor) -> Float[Tensor, "count size size"]:
+        """The matrices at that time."""
+        angle = (time * self.frequencies).unsqueeze(-1)
+        first, second = self.mixtures.chunk(2, dim=-2)
+        turned = torch.cat((first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()), -2)
+        return self.mixtures.transpose(-1, -2) @ turned
 
-    def _mixed(self, x: Tensor) -> Tensor:
-        grid = x.unflatten(-1, (self.rows, self.columns)) @ self.column_mixture.to(x.dtype)
-        return (self.row_mixture.to(x.dtype) @ grid).flatten(-2)
+
+def block_size(hidden_size: int) -> int:
+    """The entries of a block: the fewest of which each block can give an equal number to every block."""
+    sizes = range(2, hidden_size + 1, 2)
+    return next(size for size in sizes if hidden_size % size == 0 and size**2 % hidden_size == 0)
 
 
 class RotatedFeedForward(nn.Module):
     """The random network repaired: true rotations with time from 1 on, both sides used, scales and biases trained.
 
-    The width is a whole number of copies of the state, each rotated by itself.
+    The width is a whole number of copies of the state. A copy is the state turned in blocks of neighbours, shuffled so
+    that every block has a share of all, and turned in blocks again (a Monarch matrix, Dao et al. 2022); the first turn
+    serves all copies, and the way down is the way up mirrored. All of it is a few batched products.
     """
 
     def __init__(
@@ -143,24 +139,52 @@ class RotatedFeedForward(nn.Module):
             raise UserError(f"a rotated feed-forward width is a multiple of hidden_size = {hidden_size}, got {width}")
         if hidden_size % 2:
             raise UserError(f"rotations turn pairs of entries: hidden_size must be even, got {hidden_size}")
-        copies = width // hidden_size
+        self.copies, self.block = width // hidden_size, block_size(hidden_size)
+        self.blocks = hidden_size // self.block
         self.activation = lookup("activation", activation, ACTIVATIONS)
         self.dropout = dropout
-        self.up_rotations = nn.ModuleList(Rotation(hidden_size) for _ in range(copies))
-        self.down_rotations = nn.ModuleList(Rotation(hidden_size) for _ in range(copies))
-        self.up_scales = nn.Parameter(torch.ones(copies, hidden_size))
-        self.up_biases = nn.Parameter(torch.zeros(copies, hidden_size))
-        self.down_scales = nn.Parameter(torch.full((copies, hidden_size), copies**-0.5))
-        self.down_bias = nn.Parameter(torch.zeros(hidden_size))
+        self.rotations = nn.ModuleDict(
+            {
+                "inwards": Rotations(self.blocks, self.block),
+                "up": Rotations(self.blocks * self.copies, self.block),
+                "down": Rotations(self.blocks * self.copies, self.block),
+                "outwards": Rotations(self.blocks, self.block),
+            }
+        )
+        inner = (self.blocks, self.copies * self.block)
+        self.up_scales = nn.Parameter(torch.empty(inner))
+        self.up_biases = nn.Parameter(torch.empty(inner))
+        self.down_scales = nn.Parameter(torch.empty(inner))
+        self.down_bias = nn.Parameter(torch.empty(hidden_size))
 
     def forward(self, z: Float[Tensor, "batch particles dim"], at: Evaluation) -> Tensor:
         """The drift of each particle at the depth of this evaluation."""
-        time = at.depth + 1.0
-        drift = self.down_bias
-        for copy, (up, down) in enumerate(zip(self.up_rotations, self.down_rotations, strict=True)):
-            inner = self.activation(up(z, time) * self.up_scales[copy] + self.up_biases[copy])
-            drift = drift + down(at.noise.dropout(inner, self.dropout) * self.down_scales[copy], time)
-        return drift
+        turn = {name: rotations(at.depth + 1.0) for name, rotations in self.rotations.items()}
+        # blocks x entries x (copies and entries), and mirrored
+        up = turn["up"].unflatten(0, (self.blocks, self.copies)).transpose(1, 2).flatten(2)
+        down = turn["down"].unflatten(0, (self.blocks, self.copies)).flatten(1, 2)
+        up, down = up * self.up_scales.unsqueeze(-2), down * self.down_scales.unsqueeze(-1)
+        inwards, up, down, outwards = (m.to(z.dtype) for m in (turn["inwards"], up, down, turn["outwards"]))
+        biases = self.up_biases.unsqueeze(-2).to(z.dtype)
+
+        def drift(part: Tensor) -> Tensor:
+            blocks = part.unflatten(-1, (self.blocks, self.block)).transpose(0, 1)
+            inner = self.activation(torch.baddbmm(biases, self._shuffled(blocks @ inwards), up))
+            moved = self._shuffled(at.noise.dropout(inner, self.dropout) @ down) @ outwards
+            return moved.transpose(0, 1).flatten(1)
+
+        return torch.cat([drift(part) for part in self._parts(z.flatten(0, -2))]).view(z.shape) + self.down_bias
+
+    def _parts(self, z: Tensor) -> tuple[Tensor, ...]:
+        """The particles, on a processor as many at a time as have their inner state in its cache."""
+        if z.device.type != "cpu" or torch.compiler.is_compiling():
+            return (z,)
+        return z.split(max(PART // self.up_scales.numel(), 1))
+
+    def _shuffled(self, blocks: Tensor) -> Tensor:
+        """Blocks that each have an equal share of all blocks; done twice, it is undone."""
+        shares = blocks.unflatten(-1, (self.blocks, self.block // self.blocks))
+        return shares.transpose(0, 2).flatten(2)
 
 
 FEED_FORWARDS: dict[str, Callable[..., nn.Module]] = {

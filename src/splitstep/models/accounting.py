@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from splitstep.fields.feedforward import GATED, Rotation
+from splitstep.fields.feedforward import GATED, block_size
 from splitstep.models.backbone import SplitstepPreTrainedModel
 from splitstep.models.configuration import SplitstepConfig
 from splitstep.models.heads import (
@@ -112,16 +112,17 @@ def _evolved_flops(config: SplitstepConfig, term: str, n: int) -> tuple[int, int
     projections = 4 * d * (d + time)
     if config.evolution == "bilinear":  # an ordinary kernel, one channel wider
         return 2 * d * d + 4 * n * (d + time + heads), 0, projections
-    # E and the answer of the keys once a segment; then the biases, E @ [w v | w], and the way out
-    once = projections + 2 * (d + time) * time + 2 * n * (d + time)
-    return 2 * time + 2 * n * (d + heads) + 2 * d * d, 0, once
+    # E once a segment; then the biases, E @ [w v | w], and the way out
+    once = projections + 2 * n * (d + time)
+    return 2 * (d + time) * heads + 2 * n * (d + heads) + 2 * d * d, 0, once
 
 
 def _convection_flops(config: SplitstepConfig, part: str, n: int) -> float:
     d, width = config.hidden_size, config.feed_forward_width(part)
     if config.feed_forward == "rotated":
-        rotation = Rotation(d)
-        return (width // d) * 2 * 2 * 2 * d * (rotation.rows + rotation.columns)
+        block = block_size(d)
+        turns = 2 * (width + d) // block  # blocks, each of which has its matrix built for all tokens of a pass
+        return 4 * (width + d) * block + turns * 2 * block**3 / n
     matrices = 3 if config.hidden_act in GATED else 2
     # A random network builds its two matrices anew at every time, for all tokens of a pass.
     building = 4 * d * min(d, width) * width / n if config.feed_forward == "random" else 0

@@ -17,7 +17,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 from splitstep.fields.attention import KERNELS, Attention
 from splitstep.fields.evaluation import Sight
 from splitstep.fields.evolution import BilinearAttention, EvolvedAttention, PublishedCondition
-from splitstep.fields.feedforward import RandomProjection, RotatedFeedForward, Rotation
+from splitstep.fields.feedforward import RandomProjection, RotatedFeedForward, Rotations
 from splitstep.models.adaptive import AdaptiveInput, AdaptiveSoftmax
 from splitstep.models.configuration import SplitstepConfig
 from splitstep.models.embeddings import ImageEmbeddings, TextEmbeddings
@@ -203,15 +203,14 @@ def _init_evolution(module: nn.Module, std: float) -> None:
         init.uniform_(module.values, -limit, limit)
         init.normal_(module.left, std=float(len(module.left)))
         init.normal_(module.right, std=float(len(module.right)))
-    elif isinstance(module, Rotation):
+    elif isinstance(module, Rotations):
         pairs = len(module.frequencies)
-        init.copy_(module.signs, torch.randint(0, 2, module.signs.shape, device=module.signs.device) * 2.0 - 1)
-        init.orthogonal_(module.row_mixture)
-        init.orthogonal_(module.column_mixture)
-        init.copy_(module.frequencies, torch.arange(1, pairs + 1, device=module.signs.device) * (torch.pi / pairs))
+        for mixture in module.mixtures:
+            init.orthogonal_(mixture)
+        init.copy_(module.frequencies, torch.arange(1, pairs + 1, device=module.mixtures.device) * (torch.pi / pairs))
     elif isinstance(module, RotatedFeedForward):
         init.ones_(module.up_scales)
-        init.constant_(module.down_scales, len(module.down_scales) ** -0.5)
+        init.constant_(module.down_scales, module.copies**-0.5)
         for bias in (module.up_biases, module.down_bias):
             init.zeros_(bias)
 

@@ -340,10 +340,12 @@ class Pass(Dynamics):
         if self.stack.segments:
             sight = replace(sight, operator=self._operators[step.segment, name])
         splitting = self.stack.scheme.splitting
+        # The source does not move, so its keys and values belong to the weights, not to the evaluation; evolved biases
+        # do move.
+        stays = name == "coupling" and not self.stack.segments
         if self.cache is None:
-            return replace(sight, store=once) if name == "coupling" else sight
-        if name == "coupling":
-            # The source does not move, so its keys and values belong to the weights, not to the evaluation.
+            return replace(sight, store=once) if stays else sight
+        if stays:
             number = step.weights * splitting.uses(name) + self.stack.layer(step).owner(name, index)
         else:
             # One slot for each evaluation: (layer, inner step, sub-step, stage).
