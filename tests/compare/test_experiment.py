@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from xml.etree import ElementTree
 
 import pytest
 from plotly.offline import get_plotlyjs
@@ -34,6 +35,9 @@ def test_a_scheme_is_a_preset_with_settings():
     assert found.settings == {"preset": "parallel", "num_independent_layers": 3, "integrator": "heun"}
     with pytest.raises(UserError, match=r"unknown scheme 'macarn'.*did you mean 'macaron'"):
         Scheme.named("macarn")
+    assert (Scheme.named("parallel-rk4:1").name, Scheme.named("parallel-rk4:1").seeds) == ("parallel-rk4", 1)
+    with pytest.raises(UserError, match="the seeds of a scheme are a number from 1 on, got 'macaron:0'"):
+        Scheme.named("macaron:0")
 
 
 @pytest.mark.parametrize("name", ["macaron", "parallel", "parallel-rk4", "transevolve-full-1"])
@@ -65,10 +69,15 @@ def _quality(results):
 
 
 def test_a_comparison_goes_on_where_it_was_and_ends_the_same(whole, tmp_path, monkeypatch):
-    names = ["transformer", "macaron", "parallel"]
+    names = ["transformer", "macaron", "parallel:1"]
     first = compare(Experiment(tmp_path / "a", whole, names, "none", 2), say=lambda line: None)
-    assert [row["name"] for row in first["schemes"]] == names
-    assert all(len(row["values"]) == 2 for row in first["schemes"])
+    assert [row["name"] for row in first["schemes"]] == ["transformer", "macaron", "parallel"]
+    assert [len(row["values"]) for row in first["schemes"]] == [2, 2, 1]
+    assert [claim["answer"] for claim in first["claims"]] == [
+        {"better": "holds", "worse": "the opposite holds"}.get(row["verdict"], "not shown")
+        for row in first["schemes"][1:]
+    ]
+    _report_can_be_made_again(tmp_path / "a", tmp_path / "report")
     from splitstep.training import engine
 
     trained, calls = engine.train, iter(range(100))
@@ -86,6 +95,18 @@ def test_a_comparison_goes_on_where_it_was_and_ends_the_same(whole, tmp_path, mo
     assert _quality(compare(other, say=lambda line: None)) == _quality(first)
     with pytest.raises(UserError, match=r"holds another comparison: comparison.match was 'none', now 'flops'"):
         compare(Experiment(tmp_path / "b", whole, names, "flops", 2), say=lambda line: None)
+
+
+def _report_can_be_made_again(folder, out):
+    """From what lies beside it, without the weights; its picture names every scheme."""
+    page.write([folder], out)
+    made = {path.name: path.read_text() for path in out.iterdir() if path.is_file()}
+    assert made.keys() == {"report.html", "report.md", "results.json", "summary.svg"}
+    assert not list((out / folder.name).rglob("*.safetensors"))
+    page.write([out / folder.name], out)
+    assert {path.name: path.read_text() for path in out.iterdir() if path.is_file()} == made
+    words = [element.text for element in ElementTree.fromstring(made["summary.svg"]).iter() if element.text]
+    assert {"macaron", "parallel"} <= set(words)
 
 
 def test_a_run_that_fails_is_shown_and_the_others_go_on(whole, tmp_path, monkeypatch):

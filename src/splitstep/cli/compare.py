@@ -19,7 +19,11 @@ def compare(
     name: RecipeName,
     settings: Settings = None,
     schemes: Annotated[
-        str, typer.Option(help="Presets with commas between them, the baseline first; PRESET/KEY=VALUE changes one.")
+        str,
+        typer.Option(
+            help="Presets with commas between them, the baseline first; PRESET/KEY=VALUE changes one, NAME:1 trains it "
+            "with one seed."
+        ),
     ] = SCHEMES,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each scheme.")] = 3,
     match: Annotated[str, typer.Option(help="What is made equal: parameters, flops or none.")] = "none",

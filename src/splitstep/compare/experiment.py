@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -13,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from splitstep.compare.schemes import Contestant, contestants
-from splitstep.compare.statistics import LEVEL, MEASURES, corrected, difference
+from splitstep.compare.claims import CLAIMS
+from splitstep.compare.schemes import Contestant, Scheme, contestants
+from splitstep.compare.statistics import LEVEL, MEASURES, Difference, corrected, difference
 from splitstep.recipe import Recipe, differences, recipe, toml
 from splitstep.solver.errors import UserError
 from splitstep.tasks import task_class
@@ -43,7 +45,8 @@ class Experiment:
 
     def setup(self) -> dict[str, Any]:
         """What makes a comparison this one."""
-        chosen = {"schemes": self.names, "match": self.match, "seeds": self.seeds, "jobs": self.jobs}
+        names = [Scheme.named(name).name for name in self.names]  # seeds may be added
+        chosen = {"schemes": names, "match": self.match, "seeds": self.seeds, "jobs": self.jobs}
         return {"comparison": chosen, "recipe": self.recipe.settings()}
 
     def begin(self) -> None:
@@ -68,14 +71,19 @@ def compare(experiment: Experiment, *, say: Say) -> dict[str, Any]:
     for rival in rivals:
         changed = ", ".join(f"{key} = {value}" for key, value in rival.adjusted.items())
         say(f"{rival.scheme.name}: {rival.parameters:,} parameters{f'; adjusted: {changed}' if changed else ''}")
-    runs = [(rival, seed) for seed in range(1, experiment.seeds + 1) for rival in rivals]
     first = experiment.recipe.training.seed
-    jobs = [(rival, first + seed - 1, experiment.run_folder(rival, first + seed - 1)) for rival, seed in runs]
+    runs = [
+        (rival, first + number)
+        for number in range(experiment.seeds)
+        for rival in rivals
+        if rival.scheme.seeds is None or number < rival.scheme.seeds
+    ]
+    jobs = [(rival, seed, experiment.run_folder(rival, seed)) for rival, seed in runs]
     for done, code in enumerate(_codes(experiment, jobs, say), start=1):
         say(f"{done} of {len(jobs)} runs done")
         if code >= 128:
             raise SystemExit(code)
-    results = summary(experiment, rivals, first)
+    results = {"command": shlex.join(["splitstep", *sys.argv[1:]]), **summary(experiment, rivals, first)}
     write_atomically(experiment.folder / "results.json", json.dumps(results, indent=2, ensure_ascii=False))
     return results
 
@@ -171,21 +179,14 @@ def summary(experiment: Experiment, rivals: list[Contestant], first: int) -> dic
     task = task_class(experiment.recipe.task)
     split = "test" if "test" in _splits(experiment, rivals[0], first) else "valid"
     rows = [_row(experiment, rival, first, task.metric, split) for rival in rivals]
-    base = rows[0]
-    others = [row for row in rows[1:] if row["values"] and base["values"]]
-    settings = _measure_settings(experiment.recipe)
-    for row, rival in zip(rows[1:], rivals[1:], strict=True):
-        if row in others:
-            found = _difference(experiment, rival, rivals[0], first, task.metric, split, settings)
-            row |= {
-                "difference": found.value,
-                "interval": list(found.interval),
-                "p_value": found.p_value,
-                "test": found.method,
-            }
-    for row, chance in zip(others, corrected([row["p_value"] for row in others]), strict=True):
-        row["p_corrected"] = chance
-        row["verdict"] = verdict(row["difference"], chance, task.metric)
+    finished = {row["name"]: rival for row, rival in zip(rows, rivals, strict=True) if row["values"]}
+    base = rivals[0].scheme.name
+    against_base = [row for row in rows[1:] if {row["name"], base} <= finished.keys()]
+    held = _held(experiment, [(finished[row["name"]], finished[base]) for row in against_base], first, split)
+    for row, found in zip(against_base, held, strict=True):
+        row |= found
+    claims = [claim for claim in CLAIMS if {claim.scheme, claim.other} <= finished.keys()]
+    held = _held(experiment, [(finished[claim.scheme], finished[claim.other]) for claim in claims], first, split)
     return {
         "task": experiment.recipe.task,
         "metric": task.metric,
@@ -194,8 +195,31 @@ def summary(experiment: Experiment, rivals: list[Contestant], first: int) -> dic
         "seeds": experiment.seeds,
         "level": LEVEL,
         "schemes": rows,
+        "claims": [
+            {"claim": claim.says, "source": claim.source, "answer": claim.answer(found["verdict"]), **found}
+            for claim, found in zip(claims, held, strict=True)
+        ],
         "published": experiment.recipe.published,
     }
+
+
+def _held(
+    experiment: Experiment, pairs: list[tuple[Contestant, Contestant]], first: int, split: str
+) -> list[dict[str, Any]]:
+    """Each pair held against each other, corrected for their number."""
+    metric = task_class(experiment.recipe.task).metric
+    differ = [_difference(experiment, rival, other, first, metric, split) for rival, other in pairs]
+    return [
+        {
+            "difference": found.value,
+            "interval": list(found.interval),
+            "p_value": found.p_value,
+            "test": found.method,
+            "p_corrected": chance,
+            "verdict": verdict(found.value, chance, metric),
+        }
+        for found, chance in zip(differ, corrected([found.p_value for found in differ]), strict=True)
+    ]
 
 
 def verdict(value: float, chance: float, metric: str) -> str:
@@ -259,15 +283,10 @@ def _measure_settings(whole: Recipe) -> dict[str, Any]:
 
 
 def _difference(
-    experiment: Experiment,
-    rival: Contestant,
-    baseline: Contestant,
-    first: int,
-    metric: str,
-    split: str,
-    settings: dict[str, Any],
-) -> Any:
-    runs = [{seed: run for seed, run, _ in _finished(experiment, who, first)} for who in (rival, baseline)]
+    experiment: Experiment, rival: Contestant, other: Contestant, first: int, metric: str, split: str
+) -> Difference:
+    settings = _measure_settings(experiment.recipe)
+    runs = [{seed: run for seed, run, _ in _finished(experiment, who, first)} for who in (rival, other)]
     both = sorted(runs[0].keys() & runs[1].keys())
     statistics = [
         [MEASURES[metric].of_examples(_predictions(which[seed], split), settings) for seed in both] for which in runs

@@ -13,17 +13,24 @@ TOLERANCE = 0.01  # within which parameters count as equal
 
 @dataclass(frozen=True)
 class Scheme:
-    """A preset with further settings of the model, as `parallel/num_independent_layers=3` names it."""
+    """A preset with further settings of the model, as `parallel/num_independent_layers=3` names it.
+
+    `:1` behind the name is the most seeds it is trained with, for a scheme that costs too much.
+    """
 
     name: str
     settings: dict[str, Any]
+    seeds: int | None = None
 
     @classmethod
     def named(cls, text: str) -> "Scheme":
         """The scheme of a name."""
-        first, *others = text.split("/")
+        name, _, seeds = text.partition(":")
+        if seeds and not (seeds.isdecimal() and int(seeds)):
+            raise UserError(f"the seeds of a scheme are a number from 1 on, got {text!r}")
+        first, *others = name.split("/")
         lookup("scheme", first, PRESETS)
-        return cls(text, {"preset": first, **dict(map(setting, others))})
+        return cls(name, {"preset": first, **dict(map(setting, others))}, int(seeds) if seeds else None)
 
 
 @dataclass(frozen=True)
@@ -50,8 +57,9 @@ def contestants(whole: Recipe, names: list[str], match: str) -> list[Contestant]
     from splitstep.models.accounting import empty_model, parameters
     from splitstep.training.engine import configuration, task_of
 
-    if len(set(names)) < 2:
-        raise UserError(f"a comparison needs two different schemes, got {', '.join(names) or 'none'}")
+    schemes = list(map(Scheme.named, names))
+    if len({scheme.name for scheme in schemes}) < max(len(schemes), 2):
+        raise UserError(f"a comparison needs schemes that differ, and two of them, got {', '.join(names) or 'none'}")
     task = task_of(whole)
 
     def counted(scheme: Scheme, **adjusted: Any) -> Contestant:
@@ -61,7 +69,7 @@ def contestants(whole: Recipe, names: list[str], match: str) -> list[Contestant]
         counts = parameters(empty_model(config)).total, task.flops_per_unit(config)
         return Contestant(scheme, run, *counts, shown)
 
-    plain = [counted(Scheme.named(name)) for name in names]
+    plain = list(map(counted, schemes))
     rule = lookup("match", match, MATCHES)
     return [plain[0], *(rule(plain[0], other, counted) for other in plain[1:])]
 

@@ -2,13 +2,14 @@
 
 import html
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from splitstep.recipe import toml
-from splitstep.reports import tables
-from splitstep.reports.read import curve, curve_name, provenance, recipe_of, results_of
+from splitstep.reports import drawing, tables
+from splitstep.reports.read import EVIDENCE, curve, curve_name, provenance, recipe_of, results_of
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, and dashes for print.
 COLOURS = ["#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#F0E442"]
@@ -44,6 +45,7 @@ def _section(folder: Path, number: int) -> str:
         _table(tables.rows(results)),
         f"<p>{_escaped(_terms(results))}</p>",
         *_plots(folder, results, number),
+        _claims(results),
         _published(results),
         "<h3>Runs</h3>",
         *(_run(folder, name) for row in results["schemes"] for name in row["runs"]),
@@ -144,6 +146,11 @@ def _figure(name: str, traces: list[dict[str, Any]], x: str, y: str, caption: st
     )
 
 
+def _claims(results: dict[str, Any]) -> str:
+    rows = tables.claim_rows(results)
+    return f"<h3>What the papers claim</h3>{_table(rows)}" if rows else ""
+
+
 def _published(results: dict[str, Any]) -> str:
     rows = tables.published_rows(results)
     quoted = results.get("published") or {}
@@ -175,30 +182,56 @@ def _failures(results: dict[str, Any]) -> str:
     return f"<h3>Failed</h3><ul>{''.join(said)}</ul>" if said else ""
 
 
+SUMMARY = "summary.svg"
+
+
 def markdown(folders: list[Path]) -> str:
-    """The same in Markdown, without the plots."""
-    parts = []
+    """The same in Markdown, with one picture instead of the plots."""
+    parts = ["# Comparison of schemes"]
+    if len(_comparisons(folders)):
+        parts += [f"![Differences to the baselines, with their intervals]({SUMMARY})"]
     for folder in folders:
         results = results_of(folder)
+        parts += [f"## {results['task']}: {folder.name}", tables.sentence(results)]
+        if "command" in results:
+            parts += [f"    {results['command']}"]
+        parts += [tables.markdown(tables.rows(results)), _terms(results)]
         parts += [
-            f"## {results['task']}: {folder.name}",
-            tables.sentence(results),
-            tables.markdown(tables.rows(results)),
+            tables.markdown(rows) for rows in (tables.claim_rows(results), tables.published_rows(results)) if rows
         ]
-        parts += [_terms(results)]
-        quoted = tables.published_rows(results)
-        if quoted:
-            parts += [tables.markdown(quoted)]
     return "\n\n".join(parts) + "\n"
 
 
+def _comparisons(folders: list[Path]) -> dict[str, dict[str, Any]]:
+    found = {folder.name: results_of(folder) for folder in folders}
+    return {name: results for name, results in found.items() if len(results["schemes"]) > 1}
+
+
 def write(folders: list[Path], out: Path) -> Path:
-    """The page, the Markdown and the numbers in a folder; the path of the page."""
+    """The page, the Markdown, the picture and the numbers in a folder; the path of the page.
+
+    Beside them lies what they were made of, without weights and predictions, so that they can be made again from there.
+    """
     out.mkdir(parents=True, exist_ok=True)
     (out / "report.html").write_text(page(folders), encoding="utf-8")
     (out / "report.md").write_text(markdown(folders), encoding="utf-8")
+    if compared := _comparisons(folders):
+        (out / SUMMARY).write_text(drawing.differences(compared), encoding="utf-8")
     if len(folders) > 1 or out != folders[0]:
         numbers = [{"folder": folder.name, **results_of(folder)} for folder in folders]
         schemes = [scheme for entry in numbers for scheme in entry["schemes"]]
         (out / "results.json").write_text(json.dumps({"schemes": schemes, "comparisons": numbers}, indent=2))
+        for folder in folders:
+            _keep_evidence(folder, out / folder.name)
     return out / "report.html"
+
+
+def _keep_evidence(folder: Path, out: Path) -> None:
+    if out.exists() and out.samefile(folder):
+        return
+    runs = [run for row in results_of(folder)["schemes"] for run in row["runs"]]
+    for place in dict.fromkeys([".", *runs]):
+        (out / place).mkdir(parents=True, exist_ok=True)
+        for name in EVIDENCE:
+            if (folder / place / name).is_file():
+                shutil.copy(folder / place / name, out / place / name)

@@ -7,6 +7,9 @@ from typing import Any
 
 from splitstep.solver.errors import UserError
 
+# The files of a run or a comparison that its report is made of.
+EVIDENCE = ("results.json", "comparison.json", "recipe.toml", "metrics.jsonl", "environment.json")
+
 
 def results_of(folder: Path) -> dict[str, Any]:
     """The results of a comparison, or of a single run as a comparison of one."""

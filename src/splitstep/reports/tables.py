@@ -100,6 +100,20 @@ def sentence(results: dict[str, Any]) -> str:
     return f"{results['task']}, {metric} against {base['name']} ({quality(base)}; {luck}): {'; '.join(said)}."
 
 
+def claim_rows(results: dict[str, Any]) -> list[dict[str, str]]:
+    """What the papers claim, and whether this comparison bears it out."""
+    return [
+        {
+            "claim": claim["claim"],
+            "source": claim["source"],
+            "here": claim["answer"],
+            "difference": gap({**claim, "metric": results["metric"]}),
+            "p": f"{claim['p_corrected']:.3f}",
+        }
+        for claim in results.get("claims", [])
+    ]
+
+
 def published_rows(results: dict[str, Any]) -> list[dict[str, str]]:
     """The numbers of the papers, as the recipe quotes them."""
     quoted = results.get("published") or {}
