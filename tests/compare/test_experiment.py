@@ -16,6 +16,7 @@ from splitstep.compare.schemes import Scheme, contestants
 from splitstep.recipe import recipe, toml
 from splitstep.reports import page, tables
 from splitstep.solver.errors import UserError
+from splitstep.training.engine import paces
 
 quiet = {"updates": 3, "evaluate_every": 3, "log_every": 1}
 
@@ -61,6 +62,24 @@ def test_with_equal_flops_four_evaluations_leave_a_quarter_of_the_updates(whole)
     assert other.recipe.training.updates == round(1000 * share)
     assert other.recipe.training.warmup == round(100 * share)
     assert other.adjusted["updates"] == other.recipe.training.updates
+
+
+def test_with_equal_seconds_a_slow_scheme_has_fewer_updates_and_the_pace_is_measured_once(whole, tmp_path, monkeypatch):
+    from splitstep.training import engine
+
+    measured = []
+    monkeypatch.setattr(engine, "paces", lambda recipes: measured.append(len(recipes)) or [1.0, 1.5])
+    for _ in range(2):
+        experiment = Experiment(tmp_path / "a", whole, ["transformer", "parallel"], "seconds", 1)
+        results = compare(experiment, say=lambda line: None)
+        assert [row["adjusted"].get("updates") for row in results["schemes"]] == [None, 2]
+    assert measured == [2]
+
+
+def test_paces_are_those_of_real_updates(whole):
+    found = paces([whole, whole], repeats=1)
+    assert len(found) == 2
+    assert min(found) > 0
 
 
 def _quality(results):

@@ -13,7 +13,7 @@ from splitstep.solver.splittings import splitting
 from splitstep.solver.tableaus import TABLEAUS
 
 TOKENS, LAYERS, HEAD = 4096, 6, 64
-LENGTHS = {256: (512, 1024, 2048, 4096), 512: (512, 1024, 2048)}  # by width
+LENGTHS = {256: (512, 1024, 2048, 4096), 512: (512, 1024)}  # by width
 FULL = {"full attention, sdpa": "sdpa", "full attention, eager": "eager"}
 EVOLVED = {"evolved, literal": "eager", "evolved, fast": "auto"}
 

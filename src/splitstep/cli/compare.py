@@ -26,7 +26,7 @@ def compare(
         ),
     ] = SCHEMES,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each scheme.")] = 3,
-    match: Annotated[str, typer.Option(help="What is made equal: parameters, flops or none.")] = "none",
+    match: Annotated[str, typer.Option(help="What is made equal: parameters, flops, seconds or none.")] = "none",
     jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 1,
     out: Annotated[Path | None, typer.Option(help="The folder; comparisons/RECIPE without it.")] = None,
     as_json: Json = False,

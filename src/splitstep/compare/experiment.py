@@ -43,17 +43,33 @@ class Experiment:
         """Where a run of the comparison lies."""
         return self.folder / contestant.scheme.name.replace("/", ",") / f"seed-{seed}"
 
+    @property
+    def file(self) -> Path:
+        """What the comparison is."""
+        return self.folder / "comparison.json"
+
+    def paces(self) -> dict[str, float] | None:
+        """Seconds of an update of each scheme where time is made equal: measured once, when the comparison begins."""
+        if self.match != "seconds":
+            return None
+        if self.file.is_file():
+            return json.loads(self.file.read_text()).get("pace") or None
+        from splitstep.training.engine import paces
+
+        plain = contestants(self.recipe, self.names, "none")
+        return dict(zip((one.scheme.name for one in plain), paces([one.recipe for one in plain]), strict=True))
+
     def setup(self) -> dict[str, Any]:
         """What makes a comparison this one."""
         names = [Scheme.named(name).name for name in self.names]  # seeds may be added
         chosen = {"schemes": names, "match": self.match, "seeds": self.seeds, "jobs": self.jobs}
         return {"comparison": chosen, "recipe": self.recipe.settings()}
 
-    def begin(self) -> None:
+    def begin(self, pace: dict[str, float] | None) -> None:
         """Make the folder, or see that it is this comparison's."""
-        path = self.folder / "comparison.json"
-        if path.is_file():
-            before, now = json.loads(path.read_text()), json.loads(json.dumps(self.setup()))
+        whole = self.setup() | ({} if pace is None else {"pace": pace})
+        if self.file.is_file():
+            before, now = json.loads(self.file.read_text()), json.loads(json.dumps(whole))
             changed = {k: v for k, v in differences(before, now).items() if k != "comparison.seeds"}
             if changed:
                 listed = "; ".join(f"{key} was {old!r}, now {new!r}" for key, (old, new) in changed.items())
@@ -61,13 +77,14 @@ class Experiment:
         elif self.folder.is_dir() and any(self.folder.iterdir()):
             raise UserError(f"{self.folder} is no comparison: it has other files and no comparison.json")
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(self.setup(), indent=2))
+        write_atomically(self.file, json.dumps(whole, indent=2))
 
 
 def compare(experiment: Experiment, *, say: Say) -> dict[str, Any]:
     """Train what is not yet trained, and say what the runs say."""
-    rivals = contestants(experiment.recipe, experiment.names, experiment.match)
-    experiment.begin()
+    pace = experiment.paces()
+    rivals = contestants(experiment.recipe, experiment.names, experiment.match, pace=pace)
+    experiment.begin(pace)
     for rival in rivals:
         changed = ", ".join(f"{key} = {value}" for key, value in rival.adjusted.items())
         say(f"{rival.scheme.name}: {rival.parameters:,} parameters{f'; adjusted: {changed}' if changed else ''}")

@@ -1,4 +1,4 @@
-"""Which schemes are compared, and on what terms: equal parameters, equal floating-point operations, or as they are."""
+"""Which schemes are compared, and on what terms: equal parameters, operations or time, or as they are."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -42,6 +42,7 @@ class Contestant:
     parameters: int
     flops_per_unit: int
     adjusted: dict[str, Any] = field(default_factory=dict)
+    pace: float | None = None  # measured seconds of an update
 
 
 def with_scheme(whole: Recipe, scheme: Scheme, **adjusted: Any) -> Recipe:
@@ -52,8 +53,10 @@ def with_scheme(whole: Recipe, scheme: Scheme, **adjusted: Any) -> Recipe:
     return recipe(tables)
 
 
-def contestants(whole: Recipe, names: list[str], match: str) -> list[Contestant]:
-    """The schemes on equal terms; the first is the baseline."""
+def contestants(
+    whole: Recipe, names: list[str], match: str, *, pace: Mapping[str, float] | None = None
+) -> list[Contestant]:
+    """The schemes on equal terms; the first is the baseline. `pace` has the seconds that an update of each takes."""
     from splitstep.models.accounting import empty_model, parameters
     from splitstep.training.engine import configuration, task_of
 
@@ -67,7 +70,7 @@ def contestants(whole: Recipe, names: list[str], match: str) -> list[Contestant]
         config = configuration(run, task)
         shown = {key: value for section in adjusted.values() for key, value in section.items()}
         counts = parameters(empty_model(config)).total, task.flops_per_unit(config)
-        return Contestant(scheme, run, *counts, shown)
+        return Contestant(scheme, run, *counts, shown, None if pace is None else pace[scheme.name])
 
     plain = list(map(counted, schemes))
     rule = lookup("match", match, MATCHES)
@@ -119,13 +122,22 @@ def refuse_fewer_by_design(name: str, model: Mapping[str, Any]) -> None:
 
 
 def _equal_flops(baseline: Contestant, other: Contestant, counted: Counted) -> Contestant:
+    return _longer(other, baseline.flops_per_unit / other.flops_per_unit, "flops", counted)
+
+
+def _equal_seconds(baseline: Contestant, other: Contestant, counted: Counted) -> Contestant:
+    assert baseline.pace is not None
+    assert other.pace is not None
+    return _longer(other, baseline.pace / other.pace, "seconds", counted)
+
+
+def _longer(other: Contestant, share: float, match: str, counted: Counted) -> Contestant:
     """The number of updates is changed so that training costs the same; schedules and evaluations keep their shape."""
-    share = baseline.flops_per_unit / other.flops_per_unit
     if abs(share - 1) < TOLERANCE:
         return other
     training = other.recipe.training
     if training.updates is None:
-        raise UserError("--match flops changes the number of updates; set training.updates instead of epochs")
+        raise UserError(f"--match {match} changes the number of updates; set training.updates instead of epochs")
     scaled = {
         key: max(round(value * share), 1)
         for key in ("updates", "warmup", "evaluate_every", "save_every", "period")
@@ -138,4 +150,5 @@ MATCHES: dict[str, Callable[[Contestant, Contestant, Counted], Contestant]] = {
     "none": _as_they_are,
     "parameters": _equal_parameters,
     "flops": _equal_flops,
+    "seconds": _equal_seconds,
 }

@@ -67,7 +67,12 @@ def _table(rows: list[dict[str, str]]) -> str:
 
 
 def _terms(results: dict[str, Any]) -> str:
-    match = {"none": "nothing is matched", "parameters": "equal parameters", "flops": "equal training FLOPs"}
+    match = {
+        "none": "nothing is matched",
+        "parameters": "equal parameters",
+        "flops": "equal training FLOPs",
+        "seconds": "equal seconds of training",
+    }
     said = f"Terms: {match[results['match']]}; measured on the {results['split']} split."
     tests = {row["test"] for row in results["schemes"] if "test" in row}
     if tests:

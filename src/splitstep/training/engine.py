@@ -7,12 +7,13 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import median
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -401,36 +402,19 @@ def _write_model(run: Run, task: Task, model: Any) -> None:
 
 def check(recipe: Recipe, *, say: Say | None = None) -> dict[str, Any]:
     """What a long run will meet, met now: the recipe, the data, one update at full size, one evaluation, memory."""
-    import tempfile
-
-    tell = say or _Teller()
-    task = task_of(recipe, tell)
+    task = task_of(recipe, say or _Teller())
     _check_splits(task)
-    config = configuration(recipe, task)
-    batches = plan(task, recipe.training)
     sizes = {split: len(task.lengths(split)) for split in task.splits}
-    updates = recipe.training.updates or batches.updates_in(recipe.training.epochs or 1)
-    model = build(recipe, config)
-    with tempfile.TemporaryDirectory() as scratch:
-        settings = recipe.training.model_copy(update={"evaluate_every": 10**9, "save_every": 10**9, "ema": None})
-        trainer = SplitstepTrainer(
-            model,
-            task=task,
-            settings=settings,
-            run=Run(Path(scratch, "none")),
-            plan=batches,
-            updates=1,
-            signals=Signals(),
-            show=lambda done, entry: None,
-        )
+    with _trial(recipe, task) as (trainer, updates):
         begun = time.monotonic()
         losses = trainer.one_update()
         seconds = time.monotonic() - begun
         valid = task.validate(trainer.predictor(), "valid")["loss"]
+        count = parameters(cast("SplitstepPreTrainedModel", trainer.model)).total
     return {
         "task": recipe.task,
         "examples": sizes,
-        "parameters": parameters(model).total,
+        "parameters": count,
         "updates": updates,
         "first_loss": losses,
         "validation_loss": valid,
@@ -438,6 +422,43 @@ def check(recipe: Recipe, *, say: Say | None = None) -> dict[str, Any]:
         "seconds_in_all": seconds * updates,
         "peak_memory_bytes": peak_memory(),
     }
+
+
+@contextmanager
+def _trial(recipe: Recipe, task: Task) -> "Iterator[tuple[SplitstepTrainer, int]]":
+    """A trainer that leaves nothing on the disk, and how many updates the run would have."""
+    import tempfile
+
+    batches = plan(task, recipe.training)
+    updates = recipe.training.updates or batches.updates_in(recipe.training.epochs or 1)
+    with tempfile.TemporaryDirectory() as scratch:
+        yield (
+            SplitstepTrainer(
+                build(recipe, configuration(recipe, task)),
+                task=task,
+                settings=recipe.training.model_copy(update={"evaluate_every": 10**9, "save_every": 10**9, "ema": None}),
+                run=Run(Path(scratch, "none")),
+                plan=batches,
+                updates=1,
+                signals=Signals(),
+                show=lambda done, entry: None,
+            ),
+            updates,
+        )
+
+
+def paces(recipes: Sequence[Recipe], *, repeats: int = 5) -> list[float]:
+    """Seconds that an update by each recipe takes: medians, measured in turns."""
+    keep_freed_memory()
+    seconds: list[list[float]] = [[] for _ in recipes]
+    with ExitStack() as trials:
+        trainers = [trials.enter_context(_trial(recipe, task_of(recipe)))[0] for recipe in recipes]
+        for _ in range(repeats + 1):
+            for trainer, measured in zip(trainers, seconds, strict=True):
+                begun = time.monotonic()
+                trainer.one_update()
+                measured.append(time.monotonic() - begun)
+    return [median(measured[1:]) for measured in seconds]  # the first is warm-up
 
 
 def evaluate(run: Run, recipe: Recipe, split: str, *, say: Say | None = None) -> dict[str, Any]:
