@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from splitstep import preset
-from splitstep.models.accounting import COUNTED, account, flops_per_token
+from splitstep.models.accounting import COUNTED, account, cache_per_token, flops_per_token
 from splitstep.models.presets import KINDS, PRESETS
 
 DEIT_TINY = {
@@ -171,3 +171,20 @@ def test_evaluations_a_layer_count_sub_steps_stages_and_inner_steps():
     assert count == {"interaction": 1, "convection": 2}
     count = account(small("parallel-rk4", "seq2seq", steps_per_layer=3))["evaluations_per_layer"]
     assert count == {"interaction": 12, "coupling": 12, "convection": 12}
+
+
+@pytest.mark.parametrize("more", [{}, {"integrator": "heun"}, {"num_independent_layers": 1}, {"share_substeps": True}])
+@pytest.mark.parametrize("kind", ["causal", "seq2seq"])
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_numbers_kept_in_generation_are_those_of_the_cache(name, kind, more):
+    config = small(name, kind, **more | ({} if name != "universal" else {"num_independent_layers": 1}))
+    ids = torch.randint(3, 60, (1, 5))
+    batch = {"input_ids": ids} | ({"decoder_input_ids": ids[:, :3]} if kind == "seq2seq" else {})
+    cache = COUNTED[kind](config).eval()(**batch, use_cache=True).past_key_values
+    written, source = (cache, None) if kind == "causal" else (cache.self_attention_cache, cache.cross_attention_cache)
+
+    def numbers(kept, tokens):
+        return sum(layer.keys.numel() + layer.values.numel() for layer in kept.layers if layer.is_initialized) // tokens
+
+    expected = {"written": numbers(written, 5 if kind == "causal" else 3)}
+    assert cache_per_token(config) == expected | ({} if source is None else {"source": numbers(source, 5)})

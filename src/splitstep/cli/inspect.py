@@ -103,6 +103,9 @@ def params(
     typer.echo(f"evaluations a layer  {evaluations}")
     typer.echo(f"order of accuracy  {', '.join(f'{part} {order}' for part, order in report['order'].items())}")
     typer.echo(f"FLOPs a token  {report['flops_per_token']:,} at {report['sequence_length']} tokens")
+    if report["cache_per_token"]:
+        kept = ", ".join(f"{count:,} for each token {what}" for what, count in report["cache_per_token"].items())
+        typer.echo(f"numbers kept in generation  {kept.replace('token source', 'token of the source')}")
 
 
 def _assignments(row: dict[str, Any]) -> str:

@@ -155,6 +155,24 @@ def _adaptive_flops(config: SplitstepConfig) -> int:
     return inwards + head + sum(2 * band.width * (d + band.stop - band.start) for band in rare)
 
 
+def cache_per_token(config: SplitstepConfig) -> dict[str, int]:
+    """Numbers that generation keeps for each token written, and for each token of the source."""
+    if config.kind not in ("causal", "seq2seq"):
+        return {}
+    part, d = config.parts[-1], config.hidden_size
+    scheme, schedule = config.scheme(part), config.schedule(part)
+    evaluated = {term: len(schedule.steps) * scheme.evaluations(term) for term in ("interaction", "coupling")}
+    if config.attention == "evolved":
+        bias = config.num_attention_heads if config.evolution == "published" else 0
+        once = config.num_segments * (d + config.num_attention_heads * config.evolved_time_dim)
+        kept = {term: once + times * (d + bias) for term, times in evaluated.items()}
+    else:
+        uses = 1 if config.share_substeps else scheme.splitting.uses("coupling")
+        kept = {"interaction": evaluated["interaction"] * 2 * d}
+        kept["coupling"] = schedule.num_independent_layers * uses * 2 * d
+    return {"written": kept["interaction"]} | ({"source": kept["coupling"]} if config.kind == "seq2seq" else {})
+
+
 def account(config: SplitstepConfig, model: type[SplitstepPreTrainedModel] | None = None) -> dict[str, Any]:
     """What `splitstep params` prints."""
     counted = parameters(empty_model(config, model))
@@ -173,6 +191,7 @@ def account(config: SplitstepConfig, model: type[SplitstepPreTrainedModel] | Non
         },
         "flops_per_token": flops_per_token(config, model=model),
         "sequence_length": sequence_length(config),
+        "cache_per_token": cache_per_token(config),
         "evaluations_per_layer": {
             term: config.steps_per_layer * config.scheme(last).evaluations(term)
             for term in config.scheme(last).splitting.terms
