@@ -85,9 +85,32 @@ def test_a_run_that_crashed_goes_on_to_the_same_bits(tables, tmp_path, monkeypat
     _crashes_to_the_same_bits(tables, tmp_path, monkeypatch, {})
 
 
-@pytest.mark.parametrize("settings", [{"workers": 2}, {"micro_batches": 2, "ema": 0.5, "final": "ema"}])
-def test_a_run_with_workers_or_micro_batches_goes_on_to_the_same_bits(one_task, tmp_path, monkeypatch, settings):
+@pytest.mark.parametrize(
+    "settings", [{"workers": 2}, {"micro_batches": 2, "ema": 0.5, "final": "ema"}, {"precision": "bf16"}], ids=str
+)
+def test_a_run_with_other_settings_goes_on_to_the_same_bits(one_task, tmp_path, monkeypatch, settings):
     _crashes_to_the_same_bits(one_task, tmp_path, monkeypatch, settings)
+
+
+def test_low_precision_changes_losses_a_little_and_no_stored_weight(tables, tmp_path):
+    for precision in ("fp32", "bf16"):
+        train(recipe(corpora.merged(tables, {"training": {"precision": precision}})), tmp_path / precision)
+    plain, low = losses(tmp_path / "fp32"), losses(tmp_path / "bf16")
+    assert plain != low
+    assert low == pytest.approx(plain, rel=0.05)
+    assert {tensor.dtype for tensor in weights(tmp_path / "bf16").values() if tensor.is_floating_point()} == {
+        torch.float32
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
+def test_a_compiled_model_is_trained_to_the_same_losses(one_task, tmp_path):
+    still = corpora.merged(one_task, {"model": {"dropout": 0.0, "attention_dropout": 0.0}})
+    for name, settings in (("plain", {}), ("compiled", {"compile": True})):
+        train(recipe(corpora.merged(still, {"training": settings})), tmp_path / name)
+    assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "plain"), rel=1e-4)
+    assert weights(tmp_path / "compiled").keys() == weights(tmp_path / "plain").keys()
 
 
 def _crashes_to_the_same_bits(tables, tmp_path, monkeypatch, settings):
