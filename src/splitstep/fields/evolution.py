@@ -56,7 +56,7 @@ class Operator:
         self.exponentials: Exponentials | None = None
 
     def factor(self) -> None:
-        """Compute E = exp(A0 - row maximum) for all layers of the segment, where it is of use."""
+        """Compute E = exp(A0), with rows that add up to 1, for all layers of the segment, where it is of use."""
         if _can_factor(self):
             self.exponentials = Exponentials(self.query, self.key, mask=full_mask(self), scale=self.scale)
 
@@ -277,7 +277,7 @@ def channel(operator: Operator, bias: Bias, value: Keys) -> Queries:
 
 
 def factored(operator: Operator, bias: Bias, value: Keys) -> Queries:
-    """(E @ [w v | w]) normalised, E = exp(A0 - row maximum) of the segment and w = exp(b - max b) of the layer."""
+    """(E @ [w v | w]) normalised, E = exp(A0) of the segment up to a factor a row, w = exp(b - max b) of the layer."""
     visible = _hidden_keys(bias, operator.sight.mask, fill=-math.inf)
     weight = (visible - visible.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(bias.dtype).min)).exp()
     assert operator.exponentials is not None
@@ -311,17 +311,19 @@ class Exponentials:
 
 
 class _Exponentiate(torch.autograd.Function):
-    """E = exp(A0 - row maximum). A factor of a row cancels when it is normalised, so the maximum is a constant."""
+    """E = exp(A0) up to a factor of each row. It cancels when rows are normalised, so its gradient is not needed."""
 
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, mask: Tensor | None, scale: float, sent: list[tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, Tensor]:
-        scores = (query * scale) @ key.transpose(-1, -2)
+        query = query * scale
+        scores = query @ key.transpose(-1, -2)
         if mask is not None:
             scores.masked_fill_(~mask, -math.inf)
-        highest = scores.amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
-        matrix = scores.sub_(highest).exp_()
+        matrix = scores.softmax(-1)  # one pass, and nothing overflows
+        if mask is not None:
+            matrix.masked_fill_(~mask.any(-1, keepdim=True), 0.0)  # of a particle that sees nobody
         ctx.save_for_backward(query, key, matrix)
         ctx.scale, ctx.sent = scale, sent
         ctx.set_materialize_grads(False)
@@ -336,8 +338,8 @@ class _Exponentiate(torch.autograd.Function):
         rows, sums = (torch.cat(tensors, dim=-2) for tensors in zip(*ctx.sent, strict=True))
         ctx.sent.clear()
         # dE = sum over layers of dY^T X, one product for all; dA0 = dE * E
-        gradient = (sums.transpose(-1, -2) @ rows).mul_(matrix).mul_(ctx.scale)
-        return gradient @ key, gradient.transpose(-1, -2) @ query, None, None, None
+        gradient = (sums.transpose(-1, -2) @ rows).mul_(matrix)
+        return (gradient @ key).mul_(ctx.scale), gradient.transpose(-1, -2) @ query, None, None, None
 
 
 class _Mean(torch.autograd.Function):
