@@ -17,7 +17,7 @@ from splitstep.solver.splittings import SPLITTINGS
 from splitstep.solver.tableaus import TABLEAUS
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/mathematics.md", "docs/models.md", "docs/performance.md")
+PAGES = ("README.md", "docs/evolved-attention.md", "docs/mathematics.md", "docs/models.md", "docs/performance.md")
 MEASURED = ROOT / "benchmarks" / "results.json"
 
 
@@ -91,6 +91,22 @@ def benchmarks() -> str:
     return f"{markdown(header, rows)}\n\n{', '.join(f'{key} {value}' for key, value in measured['machine'].items())}."
 
 
+def evolution() -> str:
+    """Evolved attention against full attention, from what `make bench` measured."""
+    ratios: dict[str, dict[str, str]] = {}
+    for row in json.loads(MEASURED.read_text())["cases"]:
+        found = re.fullmatch(r"(attention alone|with feed-forward), d (\d+), n (\d+)", row["case"])
+        if found is None or not row["contestant"].startswith("evolved"):
+            continue
+        name = "attention alone, literal" if "literal" in row["contestant"] else "attention alone"
+        if found[1] == "with feed-forward":
+            name = row["contestant"].removeprefix("evolved, fast, ").removesuffix(" feed-forward") + " network"
+        ratios.setdefault(f"{found[2]} | {found[3]}", {})[name] = f"{row['ratio']:.2f}"
+    header = ["width | tokens a sequence", *next(iter(ratios.values()))]
+    width = markdown(header, [[place, *row.values()] for place, row in ratios.items()])
+    return width.replace("| --- |", "| --- | --- |", 1)
+
+
 def _measured(row: dict[str, Any]) -> list[str]:
     if row["missing"] is not None:
         return [f"not installed: {row['missing']}", "", "", "", ""]
@@ -111,6 +127,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "presets": presets,
     "preset_parameters": preset_parameters,
     "benchmarks": benchmarks,
+    "evolution": evolution,
 }
 
 
