@@ -1,7 +1,7 @@
 """A model at work on a split: batches of like length, shared among processes, results in the examples' order."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from splitstep.solver.errors import UserError
 from splitstep.tasks.base import Task
+from splitstep.tasks.memory import freed_memory_returned
 
 Result = TypeVar("Result")
 
@@ -57,9 +58,9 @@ class Predictor:
     def __enter__(self) -> "Predictor":
         self._was_training = self.model.training
         self.model.eval()
-        self._contexts = [torch.no_grad()]
+        self._contexts: list[AbstractContextManager[Any]] = [torch.no_grad(), freed_memory_returned()]
         if self.autocast is not None:
-            self._contexts.append(torch.autocast(self.device.type, self.autocast))  # type: ignore[arg-type]
+            self._contexts.append(torch.autocast(self.device.type, self.autocast))
         for context in self._contexts:
             context.__enter__()
         return self
