@@ -74,6 +74,29 @@ def test_with_equal_seconds_a_slow_scheme_has_fewer_updates_and_the_pace_is_meas
         results = compare(experiment, say=lambda line: None)
         assert [row["adjusted"].get("updates") for row in results["schemes"]] == [None, 2]
     assert measured == [2]
+    with pytest.raises(UserError, match=r"comparison.match was 'seconds', now 'none'"):
+        compare(Experiment(tmp_path / "a", whole, ["transformer", "parallel"], "none", 1), say=lambda line: None)
+    with pytest.raises(UserError, match="tells comparisons apart by the names of their folders, got a, a"):
+        page.write([tmp_path / "a", tmp_path / "b" / "a"], tmp_path / "report")
+
+
+def test_schemes_without_a_common_seed_are_not_held_against_each_other(whole, tmp_path, monkeypatch):
+    from splitstep.training import engine
+
+    trained = engine.train
+
+    def failing(run, *args, **kwargs):
+        if run.model["preset"] == "transformer" and run.training.seed == 1:
+            raise RuntimeError("out of luck")
+        return trained(run, *args, **kwargs)
+
+    monkeypatch.setattr(engine, "train", failing)
+    experiment = Experiment(tmp_path / "a", whole, ["transformer", "parallel:1"], "none", 2)
+    results = compare(experiment, say=lambda line: None)
+    assert [len(row["values"]) for row in results["schemes"]] == [1, 1]
+    assert "difference" not in results["schemes"][1]
+    assert results["claims"] == []
+    assert "| parallel |" in page.markdown([tmp_path / "a"])
 
 
 def test_paces_are_those_of_real_updates(whole):

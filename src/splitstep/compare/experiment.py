@@ -52,8 +52,8 @@ class Experiment:
         """Seconds of an update of each scheme where time is made equal: measured once, when the comparison begins."""
         if self.match != "seconds":
             return None
-        if self.file.is_file():
-            return json.loads(self.file.read_text()).get("pace") or None
+        if self.file.is_file() and "pace" in (before := json.loads(self.file.read_text())):
+            return before["pace"]
         from splitstep.training.engine import paces
 
         plain = contestants(self.recipe, self.names, "none")
@@ -196,14 +196,19 @@ def summary(experiment: Experiment, rivals: list[Contestant], first: int) -> dic
     task = task_class(experiment.recipe.task)
     split = "test" if "test" in _splits(experiment, rivals[0], first) else "valid"
     rows = [_row(experiment, rival, first, task.metric, split) for rival in rivals]
-    finished = {row["name"]: rival for row, rival in zip(rows, rivals, strict=True) if row["values"]}
-    base = rivals[0].scheme.name
-    against_base = [row for row in rows[1:] if {row["name"], base} <= finished.keys()]
-    held = _held(experiment, [(finished[row["name"]], finished[base]) for row in against_base], first, split)
-    for row, found in zip(against_base, held, strict=True):
+    known = {rival.scheme.name: rival for rival in rivals}
+    seeds = {row["name"]: set(row["seeds"]) for row in rows}
+
+    def comparable(name: str, other: str) -> bool:
+        return bool(seeds.get(name, set()) & seeds.get(other, set()))
+
+    base = rivals[0]
+    others = [row for row in rows[1:] if comparable(row["name"], base.scheme.name)]
+    held = _held(experiment, [(known[row["name"]], base) for row in others], first, split)
+    for row, found in zip(others, held, strict=True):
         row |= found
-    claims = [claim for claim in CLAIMS if {claim.scheme, claim.other} <= finished.keys()]
-    held = _held(experiment, [(finished[claim.scheme], finished[claim.other]) for claim in claims], first, split)
+    claims = [claim for claim in CLAIMS if comparable(claim.scheme, claim.other)]
+    held = _held(experiment, [(known[claim.scheme], known[claim.other]) for claim in claims], first, split)
     return {
         "task": experiment.recipe.task,
         "metric": task.metric,

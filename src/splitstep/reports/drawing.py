@@ -4,6 +4,7 @@ from html import escape
 from typing import Any
 
 from splitstep.reports import tables
+from splitstep.tasks.base import METRICS
 
 # How a verdict looks: colours that colour-blind readers can tell apart, and shapes for print.
 LOOKS = {
@@ -15,7 +16,6 @@ LOOKS = {
     ),
 }
 NAMES, PLOT, WORDS, LINE, MARGIN = 280.0, 300.0, 270.0, 26.0, 14.0
-SMALLER_IS_BETTER = {"perplexity"}
 
 
 def differences(comparisons: dict[str, dict[str, Any]]) -> str:
@@ -36,7 +36,7 @@ def differences(comparisons: dict[str, dict[str, Any]]) -> str:
 def _panel(title: str, results: dict[str, Any], y: float) -> tuple[list[str], float]:
     base, *others = results["schemes"]
     others = [row for row in others if "difference" in row]
-    sign = -1 if results["metric"] in SMALLER_IS_BETTER else 1
+    sign = 1 if METRICS[results["metric"]] is max else -1
     reach = max((abs(end) for row in others for end in row["interval"]), default=0.0) or 1.0
 
     def place(value: float) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 from splitstep.recipe import toml
 from splitstep.reports import drawing, tables
 from splitstep.reports.read import EVIDENCE, curve, curve_name, provenance, recipe_of, results_of
+from splitstep.solver.errors import UserError
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, and dashes for print.
 COLOURS = ["#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#F0E442"]
@@ -217,12 +218,17 @@ def write(folders: list[Path], out: Path) -> Path:
 
     Beside them lies what they were made of, without weights and predictions, so that they can be made again from there.
     """
+    folders = [folder.resolve() for folder in folders]  # a name even for "."
+    if len({folder.name for folder in folders}) < len(folders):
+        names = ", ".join(folder.name for folder in folders)
+        raise UserError(f"a report tells comparisons apart by the names of their folders, got {names}")
+    whole = page(folders)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "report.html").write_text(page(folders), encoding="utf-8")
+    (out / "report.html").write_text(whole, encoding="utf-8")
     (out / "report.md").write_text(markdown(folders), encoding="utf-8")
     if compared := _comparisons(folders):
         (out / SUMMARY).write_text(drawing.differences(compared), encoding="utf-8")
-    if len(folders) > 1 or out != folders[0]:
+    if len(folders) > 1 or out.resolve() != folders[0]:
         numbers = [{"folder": folder.name, **results_of(folder)} for folder in folders]
         schemes = [scheme for entry in numbers for scheme in entry["schemes"]]
         (out / "results.json").write_text(json.dumps({"schemes": schemes, "comparisons": numbers}, indent=2))
