@@ -11,13 +11,21 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from splitstep.data.hub import SOURCES
 from splitstep.models.presets import KINDS, PRESETS, preset
 from splitstep.solver.schemes import scheme
 from splitstep.solver.splittings import SPLITTINGS
 from splitstep.solver.tableaus import TABLEAUS
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/evolved-attention.md", "docs/mathematics.md", "docs/models.md", "docs/performance.md")
+PAGES = (
+    "README.md",
+    "docs/evolved-attention.md",
+    "docs/mathematics.md",
+    "docs/models.md",
+    "docs/performance.md",
+    "docs/training.md",
+)
 MEASURED = ROOT / "benchmarks" / "results.json"
 
 
@@ -107,6 +115,11 @@ def evolution() -> str:
     return width.replace("| --- |", "| --- | --- |", 1)
 
 
+def sources() -> str:
+    """The data sets that the hub has."""
+    return markdown(["data.folder", "repository"], [[f"`{name}`", f"`{s.repository}`"] for name, s in SOURCES.items()])
+
+
 def _measured(row: dict[str, Any]) -> list[str]:
     if row["missing"] is not None:
         return [f"not installed: {row['missing']}", "", "", "", ""]
@@ -128,6 +141,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "preset_parameters": preset_parameters,
     "benchmarks": benchmarks,
     "evolution": evolution,
+    "sources": sources,
 }
 
 

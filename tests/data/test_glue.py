@@ -3,9 +3,10 @@
 import pytest
 from tests import corpora
 
-from splitstep.data.files import Reading, data_root
+from splitstep.data.files import Reading
 from splitstep.data.glue import GLUE
 from splitstep.data.labelled import examples
+from splitstep.data.places import data_folder
 from splitstep.solver.errors import UserError
 
 
@@ -70,4 +71,4 @@ COUNTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GLUE)
 def test_the_files_of_the_data_folder_have_their_number_of_rows(name):
-    assert tuple(len(read(data_root(None), name, split)) for split in ("train", "valid")) == COUNTS[name]
+    assert tuple(len(read(data_folder(None, ""), name, split)) for split in ("train", "valid")) == COUNTS[name]

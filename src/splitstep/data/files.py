@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import lzma
-import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -47,25 +46,6 @@ class Reading:
 
 
 STRICT = Reading()
-
-
-def data_root(root: str | None) -> Path:
-    """The folder of data sets: the one named, or SPLITSTEP_DATA."""
-    name = root or os.environ.get("SPLITSTEP_DATA")
-    if not name:
-        raise UserError("where are the data? set data.root in the recipe, or the environment variable SPLITSTEP_DATA")
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
-        raise UserError(f"the data folder {folder} does not exist")
-    return folder
-
-
-def data_folder(root: str | None, name: str) -> Path:
-    """The folder of one data set below the root."""
-    folder = data_root(root) / name
-    if not folder.is_dir():
-        raise UserError(f"the folder {folder} (data.folder) does not exist")
-    return folder
 
 
 def find(folder: Path, name: str) -> Path:

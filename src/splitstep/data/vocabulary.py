@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -11,7 +11,8 @@ from pydantic import Field
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from splitstep.data import listops
-from splitstep.data.files import data_root, find, fingerprint, lines
+from splitstep.data.files import find, fingerprint, lines
+from splitstep.data.places import data_folder
 from splitstep.data.settings import Section
 from splitstep.solver.errors import UserError, lookup
 
@@ -39,7 +40,10 @@ class Vocabulary(Section):
 
     def under(self, root: str | None) -> "Vocabulary":
         """The same, its file found in the folder of data sets."""
-        return self if self.file is None else self.model_copy(update={"file": str(find(data_root(root), self.file))})
+        if self.file is None:
+            return self
+        path = PurePath(self.file)
+        return self.model_copy(update={"file": str(find(data_folder(root, str(path.parent)), path.name))})
 
 
 def _number(settings: Vocabulary) -> int:

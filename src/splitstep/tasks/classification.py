@@ -17,8 +17,9 @@ from tokenizers import Encoding, Tokenizer
 
 from splitstep.data import vocabulary
 from splitstep.data.cache import Ragged, cached
-from splitstep.data.files import OnBad, Reading, data_folder
+from splitstep.data.files import OnBad, Reading
 from splitstep.data.labelled import Choice, Example, checksums, examples
+from splitstep.data.places import data_folder
 from splitstep.data.settings import Section
 from splitstep.data.vocabulary import Vocabulary
 from splitstep.solver.errors import UserError, lookup
@@ -117,7 +118,7 @@ class Classification(Task):
 
     @cached_property
     def _root(self) -> Path:
-        return data_folder(self.data.root, self.data.folder)
+        return data_folder(self.data.root, self.data.folder, self.say)
 
     @property
     def splits(self) -> list[str]:

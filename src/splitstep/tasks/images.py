@@ -20,8 +20,8 @@ from splitstep.data.augment import (
 )
 from splitstep.data.batches import Indices, Piece, Update
 from splitstep.data.cache import cached
-from splitstep.data.files import data_folder
 from splitstep.data.images import FORMATS, Format, Pictures, Place, as_image, read, squared
+from splitstep.data.places import data_folder
 from splitstep.data.settings import Section
 from splitstep.solver.errors import UserError
 from splitstep.tasks.base import Batch, Measured, Task
@@ -87,7 +87,7 @@ class Images(Task):
     def _place(self) -> Place:
         if self._format.packaged:
             return Place(Path(), self.data.labels)
-        folder = data_folder(self.data.root, self.data.folder)
+        folder = data_folder(self.data.root, self.data.folder, self.say)
         # Files of any size are kept as evaluation resizes them.
         return Place(folder, self.data.labels, self._resize(self.data.image_size) if self._format.resized else None)
 

@@ -14,7 +14,8 @@ from tokenizers import Tokenizer
 
 from splitstep.data import vocabulary
 from splitstep.data.cache import Ragged, cached
-from splitstep.data.files import OnBad, Reading, data_folder, fingerprint
+from splitstep.data.files import OnBad, Reading, fingerprint
+from splitstep.data.places import data_folder
 from splitstep.data.settings import Section
 from splitstep.data.text import FORMATS, Format
 from splitstep.data.vocabulary import Vocabulary
@@ -70,7 +71,7 @@ class LanguageModelling(Task):
     def _root(self) -> Path:
         if self._format.packaged:
             return Path()
-        return data_folder(self.data.root, self.data.folder)
+        return data_folder(self.data.root, self.data.folder, self.say)
 
     @property
     def splits(self) -> list[str]:

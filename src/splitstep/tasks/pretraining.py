@@ -15,8 +15,9 @@ from tokenizers import Tokenizer
 from splitstep.data import corpus, vocabulary
 from splitstep.data.cache import cached
 from splitstep.data.corpus import Corpus, Spans
-from splitstep.data.files import OnBad, Reading, data_folder, find, fingerprint
+from splitstep.data.files import OnBad, Reading, find, fingerprint
 from splitstep.data.masking import Masker, Masking
+from splitstep.data.places import data_folder
 from splitstep.data.sentences import DOCUMENTS, SPLITTERS, joined
 from splitstep.data.settings import Section
 from splitstep.data.vocabulary import SPECIALS, Vocabulary
@@ -77,7 +78,7 @@ class PreTraining(Task):
 
     @cached_property
     def _root(self) -> Path:
-        return data_folder(self.data.root, self.data.folder)
+        return data_folder(self.data.root, self.data.folder, self.say)
 
     @property
     def splits(self) -> list[str]:

@@ -13,8 +13,9 @@ from tokenizers import Tokenizer
 
 from splitstep.data import vocabulary
 from splitstep.data.cache import Ragged, cached
-from splitstep.data.files import OnBad, Reading, data_folder, fingerprint
+from splitstep.data.files import OnBad, Reading, fingerprint
 from splitstep.data.parallel import FORMATS, Format, Pair
+from splitstep.data.places import data_folder
 from splitstep.data.settings import Section
 from splitstep.data.vocabulary import Vocabulary
 from splitstep.solver.errors import UserError
@@ -70,7 +71,7 @@ class Translation(Task):
     def _root(self) -> Path:
         if self._format.packaged:
             return Path()
-        return data_folder(self.data.root, self.data.folder)
+        return data_folder(self.data.root, self.data.folder, self.say)
 
     @property
     def _format(self) -> Format:
