@@ -26,7 +26,9 @@ def test_a_race_compares_with_the_fastest_reference_and_names_who_is_missing():
     }
     found = {
         case.contestant: case
-        for case in race("sleep", runs, reference=("slow", "fast", "absent"), precision="float32", repeats=3, flops=1e6)
+        for case in race(
+            "sleep", runs, reference=("slow", "fast", "absent"), precision="float32", repeats=3, flops={"ours": 1e6}
+        )
     }
     assert [*found] == [*runs]
     assert found["fast"].ratio == 1
@@ -34,6 +36,7 @@ def test_a_race_compares_with_the_fastest_reference_and_names_who_is_missing():
     assert found["absent"].missing == "nothing"
     assert found["absent"].median_seconds is None
     assert 0 < found["ours"].share_of_peak < 1
+    assert found["fast"].share_of_peak is None
 
 
 def test_peak_memory_is_what_was_held_at_a_time():

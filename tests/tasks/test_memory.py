@@ -8,19 +8,18 @@ import pytest
 FREEING = """
 import sys, torch
 from pathlib import Path
-from contextlib import nullcontext
-from splitstep.tasks.memory import freed_memory_returned, keep_freed_memory
+from splitstep.tasks.memory import freed_memory
 
 def now():
     status = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) // 1024 for line in status if "VmRSS" in line)
 
-keep_freed_memory()
-before = now()
-with freed_memory_returned() if sys.argv[1] == "returned" else nullcontext():
-    logits = [torch.ones(12 << 20) for _ in range(10)]  # 48 MiB each
-    del logits
-    print(now() - before)
+with freed_memory("kept"):
+    before = now()
+    with freed_memory(sys.argv[1]):
+        logits = [torch.ones(12 << 20) for _ in range(10)]  # 48 MiB each
+        del logits
+        print(now() - before)
 """
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from splitstep.tasks.memory import freed_memory
+
 Run = Callable[[], None]
 
 
@@ -54,23 +56,24 @@ def race(
     reference: tuple[str, ...],
     precision: str,
     repeats: int,
-    flops: float | None = None,
+    flops: Mapping[str, float] | None = None,
     memory: bool = False,
 ) -> Iterator[Case]:
     """Each run's median, measured in turns so that a busy machine disturbs all alike.
 
-    The ratio is to the fastest of the reference contestants. With the `flops` of the work, a matrix product takes part
-    too, and the share of its speed is reported.
+    The ratio is to the fastest of the reference contestants. With the `flops` of each, a matrix product takes
+    part too, and the share of its speed is reported. Freed memory is kept for all alike, as our training does it.
     """
     able = {name: run for name, run in runs.items() if not isinstance(run, Missing)}
     seconds: dict[str, list[float]] = {name: [] for name in able}
     peaks = []
     product = _product(precision) if flops is not None else None
-    for _ in range(repeats + 1):
-        if product is not None:
-            peaks.append(PRODUCT_FLOPS / _timed(product))
-        for name, run in able.items():
-            seconds[name].append(_timed(run))
+    with freed_memory("kept"):
+        for _ in range(repeats + 1):
+            if product is not None:
+                peaks.append(PRODUCT_FLOPS / _timed(product))
+            for name, run in able.items():
+                seconds[name].append(_timed(run))
     measured = {name: values[1:] for name, values in seconds.items()}  # the first is warm-up
     medians = {name: statistics.median(values) for name, values in measured.items()}
     best = min((medians[name] for name in reference if name in medians), default=None)
@@ -87,7 +90,7 @@ def race(
             best / median if best else None,
             precision,
             spread=_spread(measured[name]),
-            share_of_peak=flops / median / peak if flops is not None and peak is not None else None,
+            share_of_peak=flops[name] / median / peak if flops and peak and name in flops else None,
             peak_bytes=peak_bytes(contestant) if memory else None,
         )
 

@@ -27,6 +27,10 @@ KERNELS = {
 # faster (splitstep bench attention). On one that does not, it was measured 3 to 4 times slower than SDPA.
 EAGER_KEYS = 1024
 
+# Torch's kernel for CPUs hides later keys in blocks of up to 512, so that at these lengths it computes nearly all of
+# them. Given blocks of queries it trains 1.2 to 1.3 times as fast; shorter and longer sequences gain nothing.
+QUERY_BLOCK, SPLIT_LENGTHS = 128, range(257, 513)
+
 
 class Attention(nn.Module):
     """Multi-head attention (Vaswani et al. 2017); dropout acts on its probabilities."""
@@ -77,9 +81,31 @@ def attend(query: Queries, key: Keys, value: Keys, *, sight: Sight, noise: Noise
     with noise.replay(query.device) if dropout and noise.recalls else nullcontext():
         if _kernel(query, key, sight) == "eager":
             return _eager(query, key, value, sight=sight, dropout=dropout)
+        if sight.causal and query.device.type == "cpu" and query.shape[-2] in SPLIT_LENGTHS:
+            return _causal_blocks(query, key, value, dropout=dropout)
         return nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask=sight.mask, is_causal=sight.causal, dropout_p=dropout
         )
+
+
+def _causal_blocks(query: Queries, key: Keys, value: Keys, *, dropout: float) -> Queries:
+    """Blocks of queries, each with the keys up to its last one."""
+    length = query.shape[-2]
+    visible = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
+    blocks = [slice(start, min(start + QUERY_BLOCK, length)) for start in range(0, length, QUERY_BLOCK)]
+    return torch.cat(
+        [
+            nn.functional.scaled_dot_product_attention(
+                query[..., block, :],
+                key[..., : block.stop, :],
+                value[..., : block.stop, :],
+                attn_mask=visible[block, : block.stop],
+                dropout_p=dropout,
+            )
+            for block in blocks
+        ],
+        dim=-2,
+    )
 
 
 def _kernel(query: Tensor, key: Tensor, sight: Sight) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from splitstep.solver.errors import UserError
 from splitstep.tasks.base import Task
-from splitstep.tasks.memory import freed_memory_returned
+from splitstep.tasks.memory import freed_memory
 
 Result = TypeVar("Result")
 
@@ -58,7 +58,7 @@ class Predictor:
     def __enter__(self) -> "Predictor":
         self._was_training = self.model.training
         self.model.eval()
-        self._contexts: list[AbstractContextManager[Any]] = [torch.no_grad(), freed_memory_returned()]
+        self._contexts: list[AbstractContextManager[Any]] = [torch.no_grad(), freed_memory("returned")]
         if self.autocast is not None:
             self._contexts.append(torch.autocast(self.device.type, self.autocast))
         for context in self._contexts:

@@ -27,7 +27,7 @@ from splitstep.recipe import Recipe, Training
 from splitstep.solver.errors import RunError, UserError
 from splitstep.tasks import task_class
 from splitstep.tasks.base import METRICS, Task
-from splitstep.tasks.memory import keep_freed_memory
+from splitstep.tasks.memory import freed_memory
 from splitstep.tasks.prediction import Predictor
 from splitstep.training import checkpoints
 from splitstep.training.initial import initial_checksums, initial_configuration, initial_folder
@@ -138,10 +138,10 @@ def _meeting(timeout: timedelta) -> dict[str, Any]:
 _LOST = re.compile(r"gloo|NCCL|[Cc]onnection (closed|reset|refused)|[Tt]imed out|Broken pipe")
 
 
+@freed_memory("kept")
 def train(recipe: Recipe, folder: Path, *, name: str = "", say: Say | None = None) -> Outcome:
     """Train a recipe in a folder, or go on with it; a finished run is left as it is."""
     tell = say or _Teller(name)
-    keep_freed_memory()
     run = Run(folder)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file, not a folder")
@@ -432,9 +432,9 @@ def _trial(recipe: Recipe, task: Task) -> "Iterator[tuple[SplitstepTrainer, int]
         )
 
 
+@freed_memory("kept")
 def paces(recipes: Sequence[Recipe], *, repeats: int = 5) -> list[float]:
     """Seconds that an update by each recipe takes: medians, measured in turns."""
-    keep_freed_memory()
     seconds: list[list[float]] = [[] for _ in recipes]
     with ExitStack() as trials:
         trainers = [trials.enter_context(_trial(recipe, task_of(recipe)))[0] for recipe in recipes]
