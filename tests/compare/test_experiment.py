@@ -172,6 +172,15 @@ def test_a_run_that_fails_is_shown_and_the_others_go_on(whole, tmp_path, monkeyp
     assert "out of luck &lt;script&gt;" in page.page([tmp_path / "a"])
 
 
+@pytest.mark.parametrize("unit", ["tokens", "images", "examples"])
+def test_the_table_has_the_speed_in_the_unit_of_the_task(unit):
+    names = ("parameters", "flops", "seconds", "peak_memory_bytes", "latency_seconds")
+    row = {"name": "a", "metric": "accuracy", "mean": 0.5, "std": None, "values": [0.5], **dict.fromkeys(names, 1.0)}
+    speed = {f"{unit}_per_second": 1234.0, "evaluations_per_layer": {}}
+    (found,) = tables.rows({"metric": "accuracy", "schemes": [row | speed]})
+    assert found[f"{unit}/s"] == "1.2 k"
+
+
 def test_the_command_compares_reports_and_prints_json(whole, tmp_path):
     path = tmp_path / "recipe.toml"
     published = {"source": "A paper <b>", "rows": [{"model.preset": "parallel", "value": 1.5}], "differs": "much"}

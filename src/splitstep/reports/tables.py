@@ -2,7 +2,6 @@
 
 from typing import Any
 
-UNITS = ("tokens_per_second", "images_per_second")
 NAMES = {"bleu": "BLEU", "accuracy": "accuracy", "perplexity": "perplexity"}
 
 
@@ -53,7 +52,7 @@ def rows(results: dict[str, Any]) -> list[dict[str, str]]:
     metric = NAMES.get(results["metric"], results["metric"])
     table = []
     for row in results["schemes"]:
-        unit = next((unit for unit in UNITS if unit in row), UNITS[0])
+        speed = next((key for key in row if key.endswith("_per_second")), "tokens_per_second")
         evaluations = row["evaluations_per_layer"] or {}
         table.append(
             {
@@ -65,7 +64,7 @@ def rows(results: dict[str, Any]) -> list[dict[str, str]]:
                 "parameters": count(row["parameters"]),
                 "training FLOPs": count(row["flops"]),
                 "evaluations a layer": " + ".join(f"{n} {term}" for term, n in evaluations.items()),
-                unit.replace("_per_second", "/s"): count(row.get(unit)),
+                speed.replace("_per_second", "/s"): count(row.get(speed)),
                 "training": duration(row["seconds"]),
                 "memory": f"{count(row['peak_memory_bytes'])}B",
                 "latency": "-" if row["latency_seconds"] is None else f"{1000 * row['latency_seconds']:.1f} ms",
