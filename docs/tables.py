@@ -13,6 +13,7 @@ from typing import Any
 
 from splitstep.data.hub import SOURCES
 from splitstep.models.presets import KINDS, PRESETS, preset
+from splitstep.reports.tables import NAMES, count, gap, quality
 from splitstep.solver.schemes import scheme
 from splitstep.solver.splittings import SPLITTINGS
 from splitstep.solver.tableaus import TABLEAUS
@@ -27,6 +28,7 @@ PAGES = (
     "docs/training.md",
 )
 MEASURED = ROOT / "benchmarks" / "results.json"
+COMPARED = ROOT / "docs" / "results" / "results.json"
 
 
 def markdown(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
@@ -133,6 +135,25 @@ def _measured(row: dict[str, Any]) -> list[str]:
     ]
 
 
+def results() -> str:
+    """Every comparison of docs/results in short."""
+    rows = [
+        [
+            compared["folder"],
+            f"`{row['name']}`",
+            f"{NAMES.get(row['metric'], row['metric'])} {quality(row)}",
+            gap(row),
+            row.get("verdict", "baseline"),
+            count(row["body"]),
+            count(row["flops"]),
+        ]
+        for compared in json.loads(COMPARED.read_text())["comparisons"]
+        for row in compared["schemes"]
+    ]
+    header = ["data", "scheme", "quality", "difference", "verdict", "parameters in layers", "training FLOPs"]
+    return markdown(header, rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "orders": orders,
     "splittings": splittings,
@@ -142,6 +163,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "benchmarks": benchmarks,
     "evolution": evolution,
     "sources": sources,
+    "results": results,
 }
 
 

@@ -1,12 +1,16 @@
 """What the documents say is what the code does."""
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from splitstep.reports import drawing, page
+from splitstep.reports.read import results_of
 
 ROOT = Path(__file__).parent.parent
 
@@ -33,6 +37,14 @@ def test_the_python_of_the_readme_runs_and_prints_what_its_comments_say(capsys):
     exec(compile(code, "README.md", "exec"), {})
     promised = [match[1].split(":")[0].strip() for match in re.finditer(r"print\(.*\)\s+# (.*)", code)]
     assert capsys.readouterr().out.splitlines() == promised
+
+
+def test_the_results_are_what_the_report_makes_of_the_runs_beside_them():
+    folder = ROOT / "docs" / "results"
+    folders = [folder / entry["folder"] for entry in json.loads((folder / "results.json").read_text())["comparisons"]]
+    assert page.markdown(folders) == (folder / "report.md").read_text(encoding="utf-8")
+    compared = {folder.name: results_of(folder) for folder in folders}
+    assert drawing.differences(compared) == (folder / "summary.svg").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

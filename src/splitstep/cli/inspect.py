@@ -79,18 +79,17 @@ def params(
         tables = read(name)
         whole = recipe({key: value for key, value in tables.items() if key != "grid"})
         model = {"kind": task_class(whole.task).kind} | whole.model | chosen
-        counted = task_class(whole.task).model_class
+        counted = task_class(whole.task)
     else:
         raise unknown("preset or recipe", name, [*PRESETS, *packaged()])
     kind, scheme = str(model.pop("kind")), str(model.pop("preset", "transformer"))
     lookup("preset", scheme, PRESETS)
     lookup("kind", kind, KINDS)
 
-    import splitstep
     from splitstep.models.accounting import account
     from splitstep.models.presets import preset
 
-    report = account(preset(scheme, kind, **model), getattr(splitstep, counted) if counted else None)
+    report = account(preset(scheme, kind, **model), counted.model() if counted else None)
     if as_json:
         print_json(report)
         return

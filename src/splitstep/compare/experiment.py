@@ -87,7 +87,7 @@ def compare(experiment: Experiment, *, say: Say) -> dict[str, Any]:
     experiment.begin(pace)
     for rival in rivals:
         changed = ", ".join(f"{key} = {value}" for key, value in rival.adjusted.items())
-        say(f"{rival.scheme.name}: {rival.parameters:,} parameters{f'; adjusted: {changed}' if changed else ''}")
+        say(f"{rival.scheme.name}: {rival.parameters.total:,} parameters{f'; adjusted: {changed}' if changed else ''}")
     first = experiment.recipe.training.seed
     runs = [
         (rival, first + number)
@@ -287,7 +287,8 @@ def _row(experiment: Experiment, rival: Contestant, first: int, metric: str, spl
         "seeds": [seed for seed, _, _ in finished],
         "failed": failures,
         "adjusted": rival.adjusted,
-        "parameters": rival.parameters,
+        "parameters": rival.parameters.total,
+        "body": rival.parameters.body,
         "flops": mean("flops"),
         "evaluations_per_layer": finished[0][2]["evaluations_per_layer"] if finished else None,
         f"{unit}_per_second": mean(f"{unit}_per_second"),

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from splitstep.models.presets import PRESETS
 from splitstep.recipe import Recipe, recipe, setting
 from splitstep.solver.errors import UserError, lookup
+
+if TYPE_CHECKING:
+    from splitstep.models.accounting import Parameters
 
 TOLERANCE = 0.01  # within which parameters count as equal
 
@@ -39,7 +42,7 @@ class Contestant:
 
     scheme: Scheme
     recipe: Recipe
-    parameters: int
+    parameters: "Parameters"
     flops_per_unit: int
     adjusted: dict[str, Any] = field(default_factory=dict)
     pace: float | None = None  # measured seconds of an update
@@ -69,7 +72,7 @@ def contestants(
         run = with_scheme(whole, scheme, **adjusted)
         config = configuration(run, task)
         shown = {key: value for section in adjusted.values() for key, value in section.items()}
-        counts = parameters(empty_model(config)).total, task.flops_per_unit(config)
+        counts = parameters(empty_model(config, task.model())), task.flops_per_unit(config)
         return Contestant(scheme, run, *counts, shown, None if pace is None else pace[scheme.name])
 
     plain = list(map(counted, schemes))
@@ -87,20 +90,20 @@ def _as_they_are(baseline: Contestant, other: Contestant, counted: Counted) -> C
 def _equal_parameters(baseline: Contestant, other: Contestant, counted: Counted) -> Contestant:
     """The width of the feed-forward network is changed until the counts agree."""
     refuse_fewer_by_design(other.scheme.name, other.recipe.model)
-    if abs(other.parameters / baseline.parameters - 1) <= TOLERANCE / 10:
+    aim, now = baseline.parameters.total, other.parameters.total
+    if abs(now / aim - 1) <= TOLERANCE / 10:
         return other
     width = int(other.recipe.model.get("intermediate_size", 2048))
     # Parameters are linear in the width, so two counts tell the third.
-    other_width = 2 * width
-    slope = (counted(other.scheme, model={"intermediate_size": other_width}).parameters - other.parameters) / width
-    wanted = width + (baseline.parameters - other.parameters) / slope
+    slope = (counted(other.scheme, model={"intermediate_size": 2 * width}).parameters.total - now) / width
+    wanted = width + (aim - now) / slope
     step = 8  # every splitting divides it, and matrix products like it
     best = max(round(wanted / step) * step, step)
     found = counted(other.scheme, model={"intermediate_size": best})
-    if abs(found.parameters / baseline.parameters - 1) > TOLERANCE:
+    if abs(found.parameters.total / aim - 1) > TOLERANCE:
         raise UserError(
-            f"{other.scheme.name} cannot have {baseline.parameters:,} parameters: with intermediate_size = {best} it "
-            f"has {found.parameters:,}; match flops or none"
+            f"{other.scheme.name} cannot have {aim:,} parameters: with intermediate_size = {best} it "
+            f"has {found.parameters.total:,}; match flops or none"
         )
     return found
 

@@ -35,6 +35,7 @@ def _single(folder: Path, results: dict[str, Any]) -> dict[str, Any]:
         "std": None,
         "values": [value],
         "parameters": results["parameters"]["total"],
+        "body": results["parameters"]["body"],
         "runs": ["."],
         "adjusted": {},
         "failed": {},

@@ -62,6 +62,7 @@ def rows(results: dict[str, Any]) -> list[dict[str, str]]:
                 "p": f"{row['p_corrected']:.3f}" if "p_corrected" in row else "",
                 "verdict": row.get("verdict", "baseline" if row is results["schemes"][0] else "failed"),
                 "parameters": count(row["parameters"]),
+                "in layers": count(row["body"]),
                 "training FLOPs": count(row["flops"]),
                 "evaluations a layer": " + ".join(f"{n} {term}" for term, n in evaluations.items()),
                 speed.replace("_per_second", "/s"): count(row.get(speed)),

@@ -65,6 +65,14 @@ class Task(ABC):
     unit: ClassVar[str] = "tokens"  # what speed is counted in
     loss_options: ClassVar[Mapping[str, Any]] = {}  # further arguments of the model's forward, for its loss
 
+    @classmethod
+    def model(cls) -> type[Any]:
+        """The class of the model that is trained."""
+        import splitstep
+
+        found: type[Any] = getattr(splitstep, cls.model_class)
+        return found
+
     def __init__(
         self,
         data: Any,

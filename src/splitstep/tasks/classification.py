@@ -349,12 +349,11 @@ class Classification(Task):
 
     def flops_per_unit(self, config: "SplitstepConfig") -> int:
         """Floating-point operations of a forward pass, an example."""
-        import splitstep
         from splitstep.models.accounting import flops_per_token
 
         lengths = self.sequences("train").lengths
         length = max(round(float(lengths.mean())), 1)
-        a_token = flops_per_token(config, length=length, model=getattr(splitstep, self.model_class))
+        a_token = flops_per_token(config, length=length, model=self.model())
         return a_token * length * lengths.shape[1]
 
     # Evaluation

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from transformers.utils import logging as transformers_logging
 
-import splitstep
 from splitstep.data.batches import Plan
 from splitstep.models.accounting import account, parameters
 from splitstep.models.configuration import SplitstepConfig
@@ -78,7 +77,7 @@ def configuration(recipe: Recipe, task: Task) -> SplitstepConfig:
 
 def build(recipe: Recipe, config: SplitstepConfig) -> "SplitstepPreTrainedModel":
     """The recipe's model with the weights of its seed, or those that training begins with."""
-    model = getattr(splitstep, task_class(recipe.task).model_class)
+    model = task_class(recipe.task).model()
     torch.manual_seed(recipe.training.seed)
     folder = initial_folder(recipe)
     if folder is None or recipe.training.init_weights == "random":
@@ -459,7 +458,7 @@ def loaded(run: Run, recipe: Recipe, *, say: Say | None = None) -> tuple[Task, P
     if not run.model.is_dir():
         raise UserError(f"{run.folder} has no model yet; the same `splitstep train` command finishes it")
     task = task_of(recipe, say or _Teller(), folder=run.model)
-    model = getattr(splitstep, task.model_class).from_pretrained(run.model)
+    model = task.model().from_pretrained(run.model)
     told = task.settings()
     if "vocab_size" in told and told["vocab_size"] > model.config.vocab_size:
         raise UserError(

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import splitstep
 from splitstep.data.files import fingerprint
 from splitstep.models.configuration import SplitstepConfig
 from splitstep.models.presets import PRESETS
@@ -45,7 +44,7 @@ def initial_configuration(folder: Path, recipe: Recipe, told: dict[str, Any]) ->
     kept = {key: value for key, value in saved.items() if key not in LABELS}
     added = {key: value for key, value in told.items() if key not in ("vocab_size", "max_position_embeddings")}
     config = SplitstepConfig(**kept | added | _positions(folder, known, told) | scheme | chosen)
-    kinds = getattr(splitstep, task_class(recipe.task).model_class).kinds
+    kinds = task_class(recipe.task).model().kinds
     if config.kind not in kinds:
         raise UserError(f"training.init: the task needs a model of kind {' or '.join(kinds)}, not {config.kind}")
     return config

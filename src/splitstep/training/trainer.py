@@ -28,7 +28,6 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
-import splitstep
 from splitstep.data.batches import Piece, Plan, Stream
 from splitstep.fields.attention import Attention
 from splitstep.fields.evolution import EvolvedAttention
@@ -313,7 +312,7 @@ class SplitstepTrainer(Trainer):
         if not self.is_fsdp_enabled:
             return self.model
         weights: dict[str, Any] = {name: cast(DTensor, p).full_tensor() for name, p in self.model.named_parameters()}
-        whole = getattr(splitstep, self.task.model_class)(self.model.config).to(self.args.device)
+        whole = self.task.model()(self.model.config).to(self.args.device)
         whole.load_state_dict(weights | dict(self.model.named_buffers()), strict=False)
         return whole
 
