@@ -191,7 +191,7 @@ def recipe(tables: Mapping[str, Any]) -> Recipe:
         if key not in known:
             raise unknown("section", key, known)
     checked = validated(schema(tables["task"]), tables)
-    lookup("preset", checked.model.get("preset", "transformer"), PRESETS)
+    lookup("preset", str(checked.model.get("preset", "transformer")), PRESETS)
     for key, values in checked.grid.items():
         if not values:
             raise UserError(f"grid.{key} has no values")
@@ -199,9 +199,13 @@ def recipe(tables: Mapping[str, Any]) -> Recipe:
 
 
 def with_settings(tables: Mapping[str, Any], settings: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """The tables under settings; of two keys that exclude each other the one that is set stays."""
+    """The tables under settings, which stand over a grid too; of two keys that exclude each other the set one stays."""
     for key, value in settings:
-        tables = with_setting(without(tables, EITHER.get(key)), key, value)
+        other = EITHER.get(key)
+        tables = with_setting(without(tables, other), key, value)
+        if "grid" in tables:
+            grid = {name: values for name, values in tables["grid"].items() if name not in (key, other)}
+            tables = {**tables, "grid": grid}
     return dict(tables)
 
 

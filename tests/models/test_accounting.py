@@ -129,12 +129,12 @@ SETTINGS = [
 ]
 
 
-def counted(config):
+def counted(config, sequences=1):
     """The operations that torch counts in a pass, and the particles of it."""
     if config.kind == "image":
-        batch, particles = {"pixel_values": torch.randn(1, 3, 32, 32)}, 17
+        batch, particles = {"pixel_values": torch.randn(sequences, 3, 32, 32)}, 17 * sequences
     else:
-        ids, particles = torch.randint(60, (1, 16)), 16
+        ids, particles = torch.randint(60, (sequences, 16)), 16 * sequences
         batch = {"input_ids": ids} | ({"decoder_input_ids": ids} if config.kind == "seq2seq" else {})
     model = COUNTED[config.kind](config).eval()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -142,9 +142,10 @@ def counted(config):
     return counter.get_total_flops(), particles
 
 
+@pytest.mark.parametrize("sequences", [1, 3])
 @pytest.mark.parametrize("more", SETTINGS)
 @pytest.mark.parametrize(("name", "kind"), [(name, kind) for name in PRESETS for kind in KINDS])
-def test_operations_are_those_that_torch_counts(name, kind, more, monkeypatch):
+def test_operations_are_those_that_torch_counts(name, kind, more, sequences, monkeypatch):
     # The counter does not see inside fused kernels, so full attention is written out; so is the kernel of `bilinear`.
     monkeypatch.setattr(
         torch.nn.functional,
@@ -153,8 +154,29 @@ def test_operations_are_those_that_torch_counts(name, kind, more, monkeypatch):
     )
     evolved = (PRESETS[name] | more).get("attention") == "evolved"
     config = small(name, kind, **{"attn_implementation": "auto" if evolved else "eager"} | more)
-    total, particles = counted(config)
-    assert flops_per_token(config) * particles == pytest.approx(total, abs=particles)
+    total, particles = counted(config, sequences)
+    assert flops_per_token(config, sequences=sequences) * particles == pytest.approx(total, abs=particles)
+
+
+@pytest.mark.parametrize("cutoffs", [[5], [10, 20, 30]])
+def test_operations_of_an_adaptive_loss_are_those_of_the_bands_that_occur(cutoffs, monkeypatch):
+    monkeypatch.setattr(
+        torch.nn.functional,
+        "scaled_dot_product_attention",
+        lambda q, k, v, **_: torch.matmul(torch.matmul(q, k.transpose(-1, -2)), v),
+    )
+    more = {"adaptive_cutoffs": cutoffs, "adaptive_factor": 3, "attn_implementation": "eager"}
+    config = small("transformer", "causal", **more)
+    ids = torch.randint(60, (2, 16))
+    model = COUNTED["causal"](config).eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(input_ids=ids, labels=ids, skip_logits=True, use_cache=False)
+    predicted = ids[:, 1:]
+    shares = [((band.start <= predicted) & (predicted < band.stop)).float().mean() for band in config.adaptive_bands]
+    expected = flops_per_token(config, length=16, shares=[float(share) for share in shares[1:]])
+    # The last token of each sequence has nothing to predict.
+    assert counter.get_total_flops() / ids.numel() == pytest.approx(expected, rel=0.1)
+    assert counter.get_total_flops() / ids.numel() < flops_per_token(config, length=16)
 
 
 @pytest.mark.parametrize("tied", [True, False])

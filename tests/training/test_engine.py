@@ -245,7 +245,7 @@ def test_bad_data_leave_no_half_made_run_folder(tables, tmp_path):
 def test_a_recipe_that_its_data_contradict_is_refused_at_once(tmp_path, trying):
     tables = _translation(tmp_path / "data")
     attempts = {
-        "model.vocab_size = 10, but the vocabulary has": corpora.merged(tables, {"model": {"vocab_size": 10}}),
+        "model: vocab_size = 10, and the data need": corpora.merged(tables, {"model": {"vocab_size": 10}}),
         "the recipe names no data.valid": {**tables, "data": {k: v for k, v in tables["data"].items() if k != "valid"}},
     }
     for complaint, wrong in attempts.items():

@@ -65,8 +65,11 @@ def train(
     for _, recipe in runs:  # before seconds of imports: are the data there?
         _ = task_class(recipe.task)(recipe.data, recipe.evaluation).fingerprint
 
+    from splitstep.training.engine import all_ready
     from splitstep.training.engine import train as trained
 
+    if len(runs) > 1:
+        all_ready(recipe for _, recipe in runs)
     for label, recipe in runs:
         folder = base / label if label else base
         outcome = trained(recipe, folder, name=label)

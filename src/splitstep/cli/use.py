@@ -2,8 +2,10 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
-from typing import Annotated
+from contextlib import suppress
+from queue import Empty, Queue
+from threading import Thread
+from typing import IO, Annotated
 
 import typer
 
@@ -12,7 +14,8 @@ from splitstep.cli.run import RunFolder, changed
 from splitstep.solver.errors import UserError
 from splitstep.tasks import task_class
 
-Batch = Annotated[int, typer.Option("--batch", min=1, help="Lines taken at a time.")]
+Batch = Annotated[int, typer.Option("--batch", min=1, help="The most lines that are taken at a time.")]
+PATIENCE = 0.05  # seconds that a line is waited for before those that came are answered
 
 
 def _answer(
@@ -25,7 +28,7 @@ def _answer(
     if sys.stdin is None:
         raise UserError("stdin is closed; the lines to work on are read from it")
     number = 0
-    while raw := list(islice(sys.stdin.buffer, batch)):
+    for raw in _as_they_come(sys.stdin.buffer, batch):
         lines = []
         for line in raw:
             number += 1
@@ -35,6 +38,28 @@ def _answer(
         for place, text in lines:
             typer.echo(next(found) if text.strip() else empty(place))
         sys.stdout.flush()
+
+
+def _as_they_come(stream: IO[bytes], most: int) -> Iterator[list[bytes]]:
+    """Lines of a stream, some at a time: so many, or what there is when the next one makes us wait."""
+    waiting: Queue[bytes] = Queue(maxsize=most)
+
+    def read() -> None:
+        try:
+            for line in stream:
+                waiting.put(line)
+        finally:
+            waiting.put(b"")  # nothing more comes
+
+    Thread(target=read, daemon=True).start()
+    while line := waiting.get():
+        lines = [line]
+        with suppress(Empty):
+            while len(lines) < most and (line := waiting.get(timeout=PATIENCE)):
+                lines.append(line)
+        yield lines
+        if not line:
+            return
 
 
 def _decoded(line: bytes, number: int) -> str:
@@ -62,8 +87,8 @@ def translate(
 ) -> None:
     """Translate stdin to stdout, a line for each line, in order.
 
-    With --nbest N there are N lines for each, `number TAB score TAB translation`; the score is the mean log-probability
-    of a token, under the length penalty.
+    With --nbest N there are N lines for each, `number TAB score TAB translation`; the score is the log-probability
+    divided as evaluation.normalization and evaluation.length_penalty say: of a token, without them.
 
     Example: echo 'Ein Hund rennt.' | splitstep translate runs/laptop/multi30k-de-en
     """

@@ -15,7 +15,7 @@ from splitstep.recipe import Recipe
 from splitstep.solver.errors import UserError, lookup
 from splitstep.tasks.glue import GLUE, WNLI, averages, metrics_of, score
 from splitstep.training.checkpoints import write_atomically
-from splitstep.training.engine import train
+from splitstep.training.engine import all_ready, train
 from splitstep.training.initial import initial_folder, known_configuration
 from splitstep.training.run import Run
 
@@ -62,9 +62,11 @@ class Experiment:
         tables = recipes.with_settings(recipes.read(name), map(recipes.setting, self.settings))
         if tables.get("task") != "glue":
             raise UserError(f"{name} is a recipe of the task {tables.get('task')}, not glue")
-        tables |= {"training": tables["training"] | {"init": str(self.run.resolve()), "init_weights": self.weights}}
-        grid = dict(tables.get("grid", {}))
-        tasks, seeds = grid.pop("data.task", list(GLUE)), grid.pop("training.seed", range(1, SEEDS + 1))
+        begin = [("training.init", str(self.run.resolve())), ("training.init_weights", self.weights)]
+        tables = recipes.with_settings(tables, begin)
+        grid, told = dict(tables.get("grid", {})), dict(map(recipes.setting, self.settings))
+        tasks = [told["data.task"]] if "data.task" in told else grid.pop("data.task", list(GLUE))
+        seeds = [told["training.seed"]] if "training.seed" in told else grid.pop("training.seed", range(1, SEEDS + 1))
         for seed in range(1, self.seeds + 1) if self.seeds else seeds:
             for task in tasks:
                 for label, whole in recipes.runs(self._of(tables | {"grid": grid}, task, seed)):
@@ -84,6 +86,7 @@ def fine_tune(experiment: Experiment, *, say: Say) -> dict[str, Any]:
     for task, reason in SKIPPED.items():
         say(f"{task}: {reason}")
     trials = experiment.trials()
+    all_ready(trial.recipe for trial in trials)
     for number, trial in enumerate(trials, start=1):
         outcome = train(trial.recipe, trial.folder, name=f"{trial.task} {trial.setting} seed {trial.seed}")
         if outcome.code:

@@ -106,11 +106,19 @@ def _decoded(raw: bytes, encoding: str) -> str | BadRowError:
     return line.removesuffix("\n").removesuffix("\r")
 
 
-def fingerprint(paths: Iterable[Path], *, under: Path | None = None) -> dict[str, str]:
-    """The content of each file as a checksum, by which a run knows its data again; files are named below a folder."""
+def fingerprint(paths: Iterable[Path], *, under: Path) -> dict[str, str]:
+    """The content of each file as a checksum, by which a run knows its data again.
+
+    Files are named by where they lie below a folder, since two may have one name; one that lies elsewhere by its name.
+    """
     sums = {}
     for path in paths:
-        with path.open("rb") as file:
-            name = path.name if under is None else path.relative_to(under).as_posix()
-            sums[name] = hashlib.file_digest(file, "sha256").hexdigest()
+        name = path.relative_to(under).as_posix() if path.is_relative_to(under) else path.name
+        sums[name] = checksum(path)
     return sums
+
+
+def checksum(path: Path) -> str:
+    """The content of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splitstep.data.files import PACKERS, find, fingerprint, lines, read_bytes
+from splitstep.data.files import PACKERS, checksum, find, fingerprint, lines, read_bytes
 from splitstep.solver.errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _pictures(path: Path, pixels: NDArray[np.uint8], labels: NDArray[Any], names
 
 
 def _one_file(place: Place, name: str) -> dict[str, str]:
-    return fingerprint([find(place.folder, name)])
+    return fingerprint([find(place.folder, name)], under=place.folder)
 
 
 # CIFAR, binary: records of one label (CIFAR-10), or of the coarse and the fine one (CIFAR-100), and the pixels.
@@ -215,7 +215,7 @@ def _idx_names(place: Place, train: list[str]) -> list[str]:
 
 
 def _idx_checksums(place: Place, name: str) -> dict[str, str]:
-    return fingerprint(_idx_files(place, name))
+    return fingerprint(_idx_files(place, name), under=place.folder)
 
 
 # Folders: `train/cat/1.png`. Images are brought to squares of one size as an image processor does it.
@@ -293,7 +293,7 @@ def _folder_checksums(place: Place, name: str) -> dict[str, str]:
     """One checksum of all names and contents: a file each would make a long list."""
     whole = hashlib.sha256()
     for path in _image_files(place.folder / name):
-        whole.update(f"{path.relative_to(place.folder)} {fingerprint([path])[path.name]}\n".encode())
+        whole.update(f"{path.relative_to(place.folder)} {checksum(path)}\n".encode())
     return {name: whole.hexdigest()}
 
 
@@ -318,7 +318,7 @@ def _digit_names(place: Place, train: list[str]) -> list[str]:
 def _digit_checksums(place: Place, name: str) -> dict[str, str]:
     from sklearn import datasets
 
-    return fingerprint([Path(datasets.__file__).parent / "data" / "digits.csv.gz"])
+    return fingerprint([Path(datasets.__file__).parent / "data" / "digits.csv.gz"], under=place.folder)
 
 
 # A new format of images is one entry.

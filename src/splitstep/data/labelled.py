@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from splitstep.data import images, listops
 from splitstep.data.archives import npz_arrays, tar_files
-from splitstep.data.files import PACKERS, STRICT, BadRowError, Reading, find, fingerprint, lines, placed_lines
+from splitstep.data.files import PACKERS, STRICT, BadRowError, Reading, checksum, find, fingerprint, lines, placed_lines
 from splitstep.solver.errors import UserError, unknown
 
 Record = tuple[str, Any]  # where it stands, and what stands there or what is wrong with it
@@ -103,10 +103,10 @@ def checksums(choice: Choice, folder: Path, name: str) -> dict[str, str]:
     """The content of a file, or of all files of a folder together."""
     paths = choice.format.files(folder, name)
     if len(paths) == 1:
-        return fingerprint(paths)
+        return fingerprint(paths, under=folder)
     whole = hashlib.sha256()
     for path in paths:
-        whole.update(f"{path.relative_to(folder)} {fingerprint([path])[path.name]}\n".encode())
+        whole.update(f"{path.relative_to(folder)} {checksum(path)}\n".encode())
     return {name: whole.hexdigest()}
 
 

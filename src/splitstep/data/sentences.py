@@ -35,7 +35,7 @@ DOCUMENTS: dict[str, Callable[[Path, Reading], Iterator[list[str]]]] = {
 
 # A mark, with the brackets and quotes that it closes, before something that can begin a sentence.
 _CLOSING, _OPENING = "\"')\\]\u201d\u2019", "\"'(\\[\u201c\u2018"
-_END = re.compile(rf"[.!?\u2026](?:\s?[{_CLOSING}])*\s+(?=[{_OPENING}]*[A-Z0-9])")
+_END = re.compile(rf"[.!?\u2026](?:\s?[{_CLOSING}])*\s+(?=[{_OPENING}]*(\w))")
 _INITIALS = re.compile(r"(?:[A-Za-z]\.)*[A-Za-z]")  # J, U.S, e.g
 _ABBREVIATED = """
 mr mrs ms dr prof st sr jr gen col lt sgt capt maj adm rev hon gov sen rep pres jan feb mar apr jun jul aug sep sept oct
@@ -48,6 +48,8 @@ def by_rule(paragraph: str) -> Iterator[str]:
     """The sentences of a paragraph: they end at a mark before a capital or a digit, but not at an abbreviation."""
     start = 0
     for end in _END.finditer(paragraph):
+        if not (end[1].isupper() or end[1].isdecimal()):
+            continue
         word = paragraph[start : end.start()].rpartition(" ")[2].lstrip(_OPENING)
         if end[0][0] == "." and (word.lower() in ABBREVIATIONS or _INITIALS.fullmatch(word)):
             continue

@@ -17,6 +17,12 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
+def one_held_out(valid: object, valid_every: int | None) -> None:
+    """Refuse a split for validation that is named twice."""
+    if valid and valid_every:
+        raise ValueError("data.valid names files, so data.valid_every holds nothing out; give one of them")
+
+
 def validated(schema: type[Model], values: Mapping[str, Any], *, path: str = "") -> Model:
     """The values as that section, or one line that names the key, what came and what is allowed."""
     try:

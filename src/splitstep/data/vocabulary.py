@@ -11,7 +11,7 @@ from pydantic import Field
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from splitstep.data import listops
-from splitstep.data.files import find, fingerprint, lines
+from splitstep.data.files import checksum, find, lines
 from splitstep.data.places import data_folder
 from splitstep.data.settings import Section
 from splitstep.solver.errors import UserError, lookup
@@ -168,8 +168,9 @@ def chosen(settings: Vocabulary, texts: Iterable[str], *, given: Path | None) ->
 def origin(settings: Vocabulary, *, given: Path | None) -> dict[str, Any]:
     """What the chosen tokenizer depends on beside the texts, as a key to what is made with it."""
     if given is not None:
-        return fingerprint([given / "tokenizer.json"])
-    return settings.model_dump(exclude={"file"}) | fingerprint([Path(settings.file)] if settings.file else [])
+        return {"tokenizer.json": checksum(given / "tokenizer.json")}
+    file = {} if settings.file is None else {"file": checksum(Path(settings.file))}
+    return settings.model_dump(exclude={"file"}) | file
 
 
 def specials(tokenizer: Tokenizer) -> dict[str, int]:
@@ -223,4 +224,7 @@ def load(folder: Path) -> Tokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise UserError(f"{folder} has no tokenizer.json")
-    return Tokenizer.from_file(str(path))
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers has no class of its own for it
+        raise UserError(f"{path} is no tokenizer, or damaged ({error})") from None

@@ -1,5 +1,6 @@
 """What a model costs: parameters by part, evaluations of its fields, floating-point operations."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,14 +70,19 @@ def sequence_length(config: SplitstepConfig) -> int:
 
 
 def flops_per_token(
-    config: SplitstepConfig, *, length: int | None = None, model: type[SplitstepPreTrainedModel] | None = None
+    config: SplitstepConfig,
+    *,
+    length: int | None = None,
+    sequences: int = 1,
+    shares: Sequence[float] | None = None,
+    model: type[SplitstepPreTrainedModel] | None = None,
 ) -> int:
-    """Floating-point operations of a forward pass, a particle, at that sequence length (full by default).
+    """Floating-point operations of a forward pass over some sequences, a particle, at that length (full by default).
 
     A multiplication and its addition count as two; norms, activations and the softmax are left out, and attention is
     counted over all keys whether a mask hides them or not. A translation has source and target of the same length, and
-    one token is a pair of them. An adaptive softmax is counted with all its bands, as generation evaluates it: what the
-    loss saves depends on how often each band occurs. Training costs three times as much.
+    one token is a pair of them. An adaptive softmax is counted with all its bands, as generation evaluates it; its loss
+    evaluates a rarer band for the `shares` of tokens that are in it. Training costs three times as much.
     """
     n = sequence_length(config) if length is None else length
     total = 0.0
@@ -85,7 +91,7 @@ def flops_per_token(
         attention = _evolved_flops if config.attention == "evolved" else _full_flops
         for term in scheme.splitting.terms:
             if term == "convection":
-                total += steps * scheme.evaluations(term) * _convection_flops(config, part, n)
+                total += steps * scheme.evaluations(term) * _convection_flops(config, part, n * sequences)
             else:
                 evaluation, substep, segment = attention(config, term, n)
                 uses = scheme.splitting.uses(term) * (2 if scheme.reversible else 1)
@@ -93,7 +99,7 @@ def flops_per_token(
                 total += config.num_segments * segment
     if model in READERS:
         return round(total + _reading_flops(config, model, n))
-    return round(total + _outer_flops(config, n))
+    return round(total + _outer_flops(config, n, shares))
 
 
 def _full_flops(config: SplitstepConfig, term: str, n: int) -> tuple[int, int, int]:
@@ -117,26 +123,26 @@ def _evolved_flops(config: SplitstepConfig, term: str, n: int) -> tuple[int, int
     return 2 * (d + time) * heads + 2 * n * (d + heads) + 2 * d * d, 0, once
 
 
-def _convection_flops(config: SplitstepConfig, part: str, n: int) -> float:
+def _convection_flops(config: SplitstepConfig, part: str, particles: int) -> float:
     d, width = config.hidden_size, config.feed_forward_width(part)
     if config.feed_forward == "rotated":
         block = block_size(d)
         turns = 2 * (width + d) // block  # blocks, each of which has its matrix built for all tokens of a pass
-        return 4 * (width + d) * block + turns * 2 * block**3 / n
+        return 4 * (width + d) * block + turns * 2 * block**3 / particles
     matrices = 3 if config.hidden_act in GATED else 2
     # A random network builds its two matrices anew at every time, for all tokens of a pass.
-    building = 4 * d * min(d, width) * width / n if config.feed_forward == "random" else 0
+    building = 4 * d * min(d, width) * width / particles if config.feed_forward == "random" else 0
     return 2 * matrices * d * width + building
 
 
-def _outer_flops(config: SplitstepConfig, n: int) -> float:
+def _outer_flops(config: SplitstepConfig, n: int, shares: Sequence[float] | None) -> float:
     d = config.hidden_size
     if config.kind == "image":
         patches = (config.image_size // config.patch_size) ** 2
         cut = 2 * config.num_channels * config.patch_size**2 * d * patches
         return (cut + 2 * d * (config.num_labels or 0)) / n
     if config.adaptive_cutoffs is not None:
-        return _adaptive_flops(config)
+        return _adaptive_flops(config, shares)
     transform = 2 * d * d if config.kind == "encoder" and config.mlm_transform else 0
     return transform + 2 * d * config.vocab_size
 
@@ -147,12 +153,13 @@ def _reading_flops(config: SplitstepConfig, model: type[SplitstepPreTrainedModel
     return sum(2 * p.numel() for p in head if p.ndim == 2) / n
 
 
-def _adaptive_flops(config: SplitstepConfig) -> int:
-    """The projections of all bands on the way in; on the way out those of the rarer ones, and every table."""
+def _adaptive_flops(config: SplitstepConfig, shares: Sequence[float] | None) -> float:
+    """The projections of all bands on the way in; on the way out those of the rarer ones, and their tables."""
     d, (first, *rare) = config.hidden_size, config.adaptive_bands
     inwards = sum(2 * band.width * d for band in config.adaptive_bands)
     head = 2 * d * (first.stop + len(rare))
-    return inwards + head + sum(2 * band.width * (d + band.stop - band.start) for band in rare)
+    bands = (2 * band.width * (d + band.stop - band.start) for band in rare)
+    return inwards + head + sum(share * band for share, band in zip(shares or [1.0] * len(rare), bands, strict=True))
 
 
 def cache_per_token(config: SplitstepConfig) -> dict[str, int]:

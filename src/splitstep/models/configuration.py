@@ -1,6 +1,7 @@
 """What a model is: its sizes, its scheme, its embeddings and heads, in Hugging Face's words."""
 
 import copy
+from collections.abc import Iterable
 from dataclasses import fields
 from itertools import pairwise
 from types import NoneType, UnionType
@@ -169,12 +170,17 @@ class SplitstepConfig(PreTrainedConfig):
     decoder_start_token_id: int | None = None
     use_cache: bool = True
 
-    def __post_init__(self, **kwargs: Any) -> None:
-        own = {field.name for field in fields(self)}
-        kwargs.pop("auto_map", None)  # code in a model's folder is never run
-        for key in kwargs:
-            if key not in HUGGING_FACE_KEYS:
+    @classmethod
+    def check_names(cls, keys: Iterable[str]) -> None:
+        """Refuse a key that no configuration has."""
+        own = {field.name for field in fields(cls)}
+        for key in keys:
+            if key not in own and key not in HUGGING_FACE_KEYS:
                 raise unknown("configuration key", key, sorted(own))
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        kwargs.pop("auto_map", None)  # code in a model's folder is never run
+        self.check_names(kwargs)
         kwargs.pop("model_type", None)
         self._check_types()
         self.is_encoder_decoder = self.kind == "seq2seq"

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitstep.data.batches import Piece
-from splitstep.data.files import fingerprint
+from splitstep.data.files import checksum
 from splitstep.data.settings import Section
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class Task(ABC):
     kind: ClassVar[str]  # of the model
     model_class: ClassVar[str]  # a public name of the package
     metric: str  # the one that a comparison looks at
+    reported: tuple[str, ...]  # of METRICS, those that training can select by
     unit: ClassVar[str] = "tokens"  # what speed is counted in
     loss_options: ClassVar[Mapping[str, Any]] = {}  # further arguments of the model's forward, for its loss
 
@@ -96,7 +97,8 @@ class Task(ABC):
         vocabulary = getattr(self.data, "vocabulary", None)
         if vocabulary is None or vocabulary.file is None or self.initial is not None:
             return self.fingerprint
-        return self.fingerprint | fingerprint([Path(vocabulary.under(self.data.root).file)])
+        path = Path(vocabulary.under(self.data.root).file)
+        return self.fingerprint | {path.name: checksum(path)}
 
     @property
     @abstractmethod
@@ -134,11 +136,12 @@ class Task(ABC):
         """How many of the task's units that many items of its loss are."""
         return items
 
-    def flops_per_unit(self, config: "SplitstepConfig") -> int:
-        """Floating-point operations of a forward pass, a unit."""
+    def flops_per_unit(self, config: "SplitstepConfig", *, sequences: int = 1) -> int:
+        """Floating-point operations of a forward pass over so many examples, a unit."""
         from splitstep.models.accounting import flops_per_token
 
-        return flops_per_token(config, length=max(round(float(self.lengths("train").mean())), 1))
+        length = max(round(float(self.lengths("train").mean())), 1)
+        return flops_per_token(config, length=length, sequences=sequences)
 
     def from_loss(self, loss: float, split: str) -> dict[str, float]:
         """The metrics that follow from the loss an item."""

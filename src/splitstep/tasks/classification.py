@@ -20,7 +20,7 @@ from splitstep.data.cache import Ragged, cached
 from splitstep.data.files import OnBad, Reading
 from splitstep.data.labelled import Choice, Example, checksums, examples
 from splitstep.data.places import data_folder
-from splitstep.data.settings import Section
+from splitstep.data.settings import Section, one_held_out
 from splitstep.data.vocabulary import Vocabulary
 from splitstep.solver.errors import UserError, lookup
 from splitstep.tasks.base import Batch, Measured, Task, padded
@@ -56,6 +56,7 @@ class ClassificationData(Section):
     @model_validator(mode="after")
     def _fits(self) -> "ClassificationData":
         Choice.of(self.format, self.texts, self.label)
+        one_held_out(self.valid, self.valid_every)
         return self
 
     @property
@@ -112,7 +113,10 @@ class Classification(Task):
         for name in evaluation.metrics or []:
             lookup(f"metric of {data.labels}", name, known)
         self.scores = {name: known[name] for name in evaluation.metrics or USUAL[data.labels]}
-        self.metric = next(iter(self.scores.values())).metric
+        names = [score.metric for score in self.scores.values()]
+        if len(set(names)) < len(names):
+            raise UserError(f"evaluation.metrics: of {', '.join(self.scores)}, two would be reported by one name")
+        self.metric, self.reported = names[0], ("loss", *names)
 
     # Files
 
@@ -185,7 +189,8 @@ class Classification(Task):
 
     def _reading(self) -> dict[str, Any]:
         chosen = {"format", "texts", "label", "labels", "valid_every", "on_bad"}
-        return self.data.model_dump(include=chosen) | {"held_out": self._held_out}
+        names = self.data.choice.names(self._root)
+        return self.data.model_dump(include=chosen) | {"held_out": self._held_out, "names": names}
 
     def _learn(self, folder: Path) -> None:
         self.say("reading the training examples and learning the vocabulary")
@@ -239,6 +244,8 @@ class Classification(Task):
     def _label_settings(self) -> dict[str, Any]:
         if self.data.labels == "numbers":
             return {"num_labels": 1, "problem_type": "regression"}
+        if "f1_binary" in self.scores and len(self.names) != 2:
+            raise UserError(f"evaluation.metrics: f1_binary is for two labels, and there are {len(self.names)}")
         by_number = dict(enumerate(self.names))
         return {"id2label": by_number, "label2id": self._numbers, "problem_type": "single_label_classification"}
 
@@ -347,13 +354,13 @@ class Classification(Task):
         lengths = np.asarray([len(row) for row in rows])
         return {"input_ids": ids, "attention_mask": np.arange(ids.shape[1]) < lengths[:, None]}
 
-    def flops_per_unit(self, config: "SplitstepConfig") -> int:
+    def flops_per_unit(self, config: "SplitstepConfig", *, sequences: int = 1) -> int:
         """Floating-point operations of a forward pass, an example."""
         from splitstep.models.accounting import flops_per_token
 
         lengths = self.sequences("train").lengths
         length = max(round(float(lengths.mean())), 1)
-        a_token = flops_per_token(config, length=length, model=self.model())
+        a_token = flops_per_token(config, length=length, sequences=sequences, model=self.model())
         return a_token * length * lengths.shape[1]
 
     # Evaluation

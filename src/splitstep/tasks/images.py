@@ -22,7 +22,7 @@ from splitstep.data.batches import Indices, Piece, Update
 from splitstep.data.cache import cached
 from splitstep.data.images import FORMATS, Format, Pictures, Place, as_image, read, squared
 from splitstep.data.places import data_folder
-from splitstep.data.settings import Section
+from splitstep.data.settings import Section, one_held_out
 from splitstep.solver.errors import UserError
 from splitstep.tasks.base import Batch, Measured, Task
 
@@ -55,8 +55,7 @@ class ImagesData(Section):
     def _fits(self) -> "ImagesData":
         if self.labels not in FORMATS[self.format].label_sets:
             raise ValueError(f"data.labels = {self.labels!r} is for CIFAR-100, not for data.format = {self.format!r}")
-        if self.valid and self.valid_every:
-            raise ValueError("data.valid names files, so data.valid_every holds nothing out; give one of them")
+        one_held_out(self.valid, self.valid_every)
         if FORMATS[self.format].resized and self.image_size is None:
             raise ValueError(f"data.format = {self.format!r} needs data.image_size: image files can have any size")
         return self
@@ -75,6 +74,7 @@ class Images(Task):
     kind = "image"
     model_class = "SplitstepForImageClassification"
     metric = "accuracy"
+    reported = ("loss", "accuracy", "top5")
     unit = "images"
 
     # Where the images come from
@@ -215,11 +215,11 @@ class Images(Task):
         """The rows of pixels of each image: so evaluation takes 256 images of 32 pixels at a time, and 36 of 224."""
         return np.full(len(self._rows(split)[1]), self.image_size)
 
-    def flops_per_unit(self, config: "SplitstepConfig") -> int:
+    def flops_per_unit(self, config: "SplitstepConfig", *, sequences: int = 1) -> int:
         """Floating-point operations of a forward pass, an image."""
         from splitstep.models.accounting import flops_per_token, sequence_length
 
-        return flops_per_token(config) * sequence_length(config)
+        return flops_per_token(config, sequences=sequences) * sequence_length(config)
 
     def _normalized(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         mean, std = (np.asarray(values, np.float32)[:, None, None] for values in self.normalization)

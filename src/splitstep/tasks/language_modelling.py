@@ -23,6 +23,7 @@ from splitstep.solver.errors import UserError
 from splitstep.tasks.base import IGNORED, Batch, Measured, Task
 
 if TYPE_CHECKING:
+    from splitstep.models.configuration import SplitstepConfig
     from splitstep.tasks.prediction import Predictor
 
 Names = Annotated[list[str], Field(min_length=1)]
@@ -61,7 +62,13 @@ class LanguageModelling(Task):
     kind = "causal"
     model_class = "SplitstepForCausalLM"
     metric = "perplexity"
+    reported: tuple[str, ...] = ("loss", "perplexity", "word_perplexity")
     loss_options: ClassVar = {"skip_logits": True}
+
+    def __init__(self, data: Any, evaluation: Any, **options: Any) -> None:
+        super().__init__(data, evaluation, **options)
+        if data.vocabulary.kind != "word":
+            self.reported = (*self.reported, "bits_per_byte")
 
     @property
     def _format(self) -> Format:
@@ -82,7 +89,8 @@ class LanguageModelling(Task):
     def fingerprint(self) -> dict[str, str]:
         """The files of all splits."""
         names = chain(*(getattr(self.data, split) for split in self.splits))
-        return fingerprint(chain(*(self._format.files(self._root, name) for name in names)))
+        files = chain(*(self._format.files(self._root, name) for name in names))
+        return fingerprint(files, under=self._root)
 
     def documents(self, split: str, say: Callable[[str], None] = lambda line: None) -> Iterator[str]:
         """The documents of a split, one after another."""
@@ -172,6 +180,16 @@ class LanguageModelling(Task):
             ids[row, : len(part)] = part
             labels[row, counted - start : len(part)] = part[counted - start :]
         return {"input_ids": ids, "labels": labels, "num_items": np.asarray((labels != IGNORED).sum())}
+
+    def flops_per_unit(self, config: "SplitstepConfig", *, sequences: int = 1) -> int:
+        """Floating-point operations of a forward pass with its loss, a token."""
+        from splitstep.models.accounting import flops_per_token
+
+        shares = None
+        if config.adaptive_cutoffs is not None:
+            tokens = self.stream("train").tokens
+            shares = [((band.start <= tokens) & (tokens < band.stop)).mean() for band in config.adaptive_bands[1:]]
+        return flops_per_token(config, length=self.data.tokens_per_sample, sequences=sequences, shares=shares)
 
     def from_loss(self, loss: float, split: str) -> dict[str, float]:
         """Loss and perplexity a token."""

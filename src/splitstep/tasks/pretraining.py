@@ -19,7 +19,7 @@ from splitstep.data.files import OnBad, Reading, find, fingerprint
 from splitstep.data.masking import Masker, Masking
 from splitstep.data.places import data_folder
 from splitstep.data.sentences import DOCUMENTS, SPLITTERS, joined
-from splitstep.data.settings import Section
+from splitstep.data.settings import Section, one_held_out
 from splitstep.data.vocabulary import SPECIALS, Vocabulary
 from splitstep.solver.errors import UserError
 from splitstep.tasks.base import IGNORED, Batch, Measured, Task, padded
@@ -54,6 +54,7 @@ class PreTrainingData(Section):
     def _fits(self) -> "PreTrainingData":
         if self.valid is None and self.valid_every is None:
             raise ValueError("give one of data.valid and data.valid_every")
+        one_held_out(self.valid, self.valid_every)
         return self
 
 
@@ -72,6 +73,7 @@ class PreTraining(Task):
     kind = "encoder"
     model_class = "SplitstepForPreTraining"
     metric = "mlm_loss"
+    reported = ("loss", "mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
     loss_options: ClassVar = {"skip_logits": True}
 
     # Text
@@ -128,7 +130,7 @@ class PreTraining(Task):
 
     def _made_from(self, split: str) -> dict[str, Any]:
         """What the sentences of a split depend on."""
-        settings = {"folder", "train", "valid", "test", "valid_every", "sentences", "min_words"}
+        settings = {"folder", "train", "valid", "test", "valid_every", "sentences", "min_words", "on_bad"}
         return {"split": split, "files": self.fingerprint, "data": self.data.model_dump(include=settings)}
 
     def _learn(self, folder: Path) -> None:
@@ -244,10 +246,10 @@ class PreTraining(Task):
         """The tokens of text, of which the masked are a share."""
         return round(items / self.data.masking.rate)
 
-    def flops_per_unit(self, config: "SplitstepConfig") -> int:
+    def flops_per_unit(self, config: "SplitstepConfig", *, sequences: int = 1) -> int:
         """Floating-point operations of a forward pass, a token; the output layer sees the masked ones alone."""
         head = 2 * config.hidden_size * (config.vocab_size + config.hidden_size * config.mlm_transform)
-        return round(super().flops_per_unit(config) - (1 - self.data.masking.rate) * head)
+        return round(super().flops_per_unit(config, sequences=sequences) - (1 - self.data.masking.rate) * head)
 
     # What it is judged by
 
@@ -263,6 +265,8 @@ class PreTraining(Task):
                 found |= zip(indices.tolist(), _scored(predictor, self.batch(split, indices)), strict=True)
         rows = predictor.gathered(found)
         tokens, pairs = sum(row["masked"] for row in rows), len(rows)
+        if not tokens:
+            raise UserError(f"not one token of the {split} text was masked; it is too short")
         metrics = {
             "mlm_loss": sum(row["mlm_loss"] for row in rows) / tokens,
             "mlm_accuracy": sum(row["mlm_correct"] for row in rows) / tokens,

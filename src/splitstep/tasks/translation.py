@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 from tokenizers import Tokenizer
 
 from splitstep.data import vocabulary
@@ -16,7 +16,7 @@ from splitstep.data.cache import Ragged, cached
 from splitstep.data.files import OnBad, Reading, fingerprint
 from splitstep.data.parallel import FORMATS, Format, Pair
 from splitstep.data.places import data_folder
-from splitstep.data.settings import Section
+from splitstep.data.settings import Section, one_held_out
 from splitstep.data.vocabulary import Vocabulary
 from splitstep.solver.errors import UserError
 from splitstep.tasks.base import IGNORED, Batch, Measured, Task, padded
@@ -45,6 +45,13 @@ class TranslationData(Section):
     max_length: int = Field(default=256, gt=1)  # tokens; longer training pairs are counted and left out
     max_ratio: float | None = Field(default=None, gt=1)  # of the lengths of both sides, likewise
 
+    @model_validator(mode="after")
+    def _fits(self) -> "TranslationData":
+        one_held_out(self.valid, self.valid_every)
+        if self.vocabulary.kind not in ("bpe", "byte", "word"):
+            raise ValueError(f"data.vocabulary.kind = {self.vocabulary.kind!r} has no way to write a sentence")
+        return self
+
 
 class TranslationEvaluation(Section):
     """How a finished model translates, and how that is scored."""
@@ -52,7 +59,8 @@ class TranslationEvaluation(Section):
     num_beams: int = Field(default=5, ge=1)
     length_penalty: float = 1.0  # the power of the length that log-probabilities are divided by
     normalization: Literal["length", "gnmt"] = "length"  # by length, or by (5 + length) / 6 as Wu et al. 2016
-    max_length_ratio: float = 2.0  # at most so many tokens a source token, and ten more
+    max_length_ratio: float = Field(default=2.0, ge=0)  # at most so many tokens a source token,
+    max_length_offset: int = Field(default=10, ge=0)  # and so many more
     max_source: int = Field(default=1024, ge=2)  # tokens of a sentence; the end of a longer one is cut off
     precision: Literal["float32", "bfloat16", "int8"] = "float32"  # of the search; int8 linear layers are for CPU
     bleu: Literal["detokenized", "iwslt", "wmt", "transevolve"] = "detokenized"
@@ -65,6 +73,7 @@ class Translation(Task):
     kind = "seq2seq"
     model_class = "SplitstepForConditionalGeneration"
     metric = "bleu"
+    reported = ("loss", "perplexity", "bleu", "chrf")
     loss_options: ClassVar = {"skip_logits": True}
 
     @cached_property
@@ -86,7 +95,7 @@ class Translation(Task):
         """The files of all splits."""
         patterns = chain(*(getattr(self.data, split) or [] for split in ("train", "valid", "test")))
         files = chain(*(self._format.files(self._root, name, self._languages) for name in patterns))
-        return fingerprint(files)
+        return fingerprint(files, under=self._root)
 
     @property
     def splits(self) -> list[str]:
@@ -245,6 +254,7 @@ class Translation(Task):
         from splitstep.models.decoding import beam_search
 
         pad = vocabulary.specials(self.tokenizer)["pad"]
+        ratio, offset = self.evaluation.max_length_ratio, self.evaluation.max_length_offset
         ids = padded(sources, pad)
         inputs = predictor.to_device({"input_ids": ids, "attention_mask": ids != pad})
         with predictor.in_precision(self.evaluation.precision) as model:
@@ -255,8 +265,9 @@ class Translation(Task):
                 num_return=nbest,
                 length_penalty=self.evaluation.length_penalty,
                 normalization=self.evaluation.normalization,
-                max_new_tokens=[int(self.evaluation.max_length_ratio * len(source)) + 10 for source in sources],
+                max_new_tokens=[max(int(ratio * len(source)) + offset, 1) for source in sources],
             )
         for beams in found:
             texts = self.tokenizer.decode_batch([beam.tokens for beam in beams], skip_special_tokens=True)
-            yield [(text.strip(), beam.score) for text, beam in zip(texts, beams, strict=True)]
+            # A sentence is a line, whatever bytes a model comes up with.
+            yield [(" ".join(text.splitlines()).strip(), beam.score) for text, beam in zip(texts, beams, strict=True)]

@@ -6,7 +6,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 
 from splitstep.data.batches import Plan
@@ -23,9 +24,9 @@ from splitstep.models.accounting import account, parameters
 from splitstep.models.configuration import SplitstepConfig
 from splitstep.models.presets import preset
 from splitstep.recipe import Recipe, Training
-from splitstep.solver.errors import RunError, UserError
+from splitstep.solver.errors import RunError, UserError, unknown
 from splitstep.tasks import task_class
-from splitstep.tasks.base import METRICS, Task
+from splitstep.tasks.base import Task
 from splitstep.tasks.memory import freed_memory
 from splitstep.tasks.prediction import Predictor
 from splitstep.training import checkpoints
@@ -61,18 +62,39 @@ def configuration(recipe: Recipe, task: Task) -> SplitstepConfig:
     """The configuration of the recipe's model, or of the one that training begins with, with what the data tell."""
     chosen = dict(recipe.model)
     found = task.settings()
-    if chosen.get("vocab_size", np.inf) < found.get("vocab_size", 0):
-        raise UserError(
-            f"model.vocab_size = {chosen['vocab_size']}, but the vocabulary has {found['vocab_size']} tokens"
-        )
     told = {key: value for key, value in found.items() if key not in chosen}
-    try:
+    with _named("model"):
         if task.initial is not None:
-            return initial_configuration(task.initial, recipe, told)
-        name, kind = chosen.pop("preset", "transformer"), chosen.pop("kind", task.kind)
-        return preset(name, kind, **{**told, **chosen})
+            config = initial_configuration(task.initial, recipe, told)
+        else:
+            name, kind = chosen.pop("preset", "transformer"), chosen.pop("kind", task.kind)
+            config = preset(name, kind, **{**told, **chosen})
+        for contradiction in contradictions(config, found):
+            raise UserError(contradiction)
+    return config
+
+
+@contextmanager
+def _named(section: str) -> Iterator[None]:
+    """Say which section of the recipe an error is about."""
+    try:
+        yield
     except UserError as error:
-        raise UserError(f"model: {error}") from None
+        raise UserError(f"{section}: {error}") from None
+
+
+ROOM = ("vocab_size", "max_position_embeddings")  # of which a model may have more than the data need
+
+
+def contradictions(config: SplitstepConfig, told: Mapping[str, Any]) -> Iterator[str]:
+    """Where a model is not what the data say it must be."""
+    needed = {key: value for key, value in told.items() if key not in ("id2label", "label2id")}
+    if "id2label" in told:
+        needed["num_labels"] = len(told["id2label"])
+    for key, value in needed.items():
+        has = getattr(config, key)
+        if (has < value) if key in ROOM else (has != value):
+            yield f"{key} = {has}, and the data need {value}"
 
 
 def build(recipe: Recipe, config: SplitstepConfig) -> "SplitstepPreTrainedModel":
@@ -146,14 +168,10 @@ def train(recipe: Recipe, folder: Path, *, name: str = "", say: Say | None = Non
         raise UserError(f"{folder} is a file, not a folder")
     if folder.is_dir() and any(folder.iterdir()) and not run.recipe_file.is_file() and not _hardly_begun(folder):
         raise UserError(f"{folder} is no run folder: it has other files and no recipe.toml")
-    task = task_of(recipe, tell)
-    _check_splits(task)
-    config = configuration(recipe, task)
+    task, config = ready(recipe, tell)
     settings = recipe.training
     batches = plan(task, settings)
     updates = settings.updates or batches.updates_in(settings.epochs or 1)
-    if recipe.training.select not in METRICS:
-        raise UserError(f"training.select: choose from {', '.join(METRICS)}, got {settings.select!r}")
     begun = run.recipe_file.is_file()
     made_from = task.origin | initial_checksums(task.initial)
     if begun:
@@ -174,9 +192,32 @@ def train(recipe: Recipe, folder: Path, *, name: str = "", say: Say | None = Non
         return _train(recipe, run, task, model, batches, updates, name=name, tell=tell)
 
 
-def _check_splits(task: Task) -> None:
+def ready(recipe: Recipe, say: Say = lambda line: None) -> tuple[Task, SplitstepConfig]:
+    """The task and the configuration of a recipe, when all that a run of it will read is there and fits together."""
+    with _named("model"):
+        SplitstepConfig.check_names(recipe.model.keys() - {"preset"})
+    task = task_of(recipe, say)
     if "valid" not in task.splits:
         raise UserError("the recipe names no data.valid, the split that a run is watched by")
+    if recipe.training.select not in task.reported:
+        raise unknown("training.select", recipe.training.select, task.reported)
+    config = configuration(recipe, task)
+    if config.adaptive_cutoffs is not None and recipe.training.label_smoothing:
+        raise UserError("training.label_smoothing needs all log-probabilities, which an adaptive softmax does not make")
+    for split in task.splits:
+        task.lengths(split)
+    return task, config
+
+
+def all_ready(recipes: Iterable[Recipe]) -> None:
+    """Refuse before the first of several runs what any of them would be refused for."""
+    seen = []
+    for recipe in recipes:
+        own = recipe.settings()
+        told = [own["task"], own["model"], own["data"], own["evaluation"], recipe.training.select, recipe.training.init]
+        if told not in seen:
+            ready(recipe)
+            seen.append(told)
 
 
 def _hardly_begun(folder: Path) -> bool:
@@ -305,7 +346,7 @@ def _finish(
         "best_update": state["best_global_step"],
         "seed": settings.seed,
         "parameters": vars(parameters(model)) | {"total": parameters(model).total},
-        "flops": 3 * known["items"] * task.flops_per_unit(model.config),
+        "flops": known["items"] * training_flops(recipe, task, model.config),
         task.unit: known["items"],
         "seconds": known["seconds"],
         f"{task.unit}_per_second": known["items"] / max(known["seconds"], 1e-9),
@@ -321,6 +362,15 @@ def _finish(
     _together()
     tell(f"finished after {clock(known['seconds'])} of training: {run.results_file}")
     return results
+
+
+def training_flops(recipe: Recipe, task: Task, config: SplitstepConfig) -> int:
+    """Floating-point operations of training, a unit: forwards, backwards, and what the way back evaluates again."""
+    settings = recipe.training
+    updates = plan(task, settings).updates_in(1)
+    sequences = max(round(len(task.lengths("train")) / updates / settings.micro_batches), 1)
+    passes = 4 if settings.gradient_checkpointing or config.reversible else 3
+    return passes * task.flops_per_unit(config, sequences=sequences)
 
 
 def peak_memory() -> int:
@@ -386,12 +436,11 @@ def _write_model(run: Run, task: Task, model: Any) -> None:
 
 def check(recipe: Recipe, *, say: Say | None = None) -> dict[str, Any]:
     """What a long run will meet, met now: the recipe, the data, one update at full size, one evaluation, memory."""
-    task = task_of(recipe, say or _Teller())
-    _check_splits(task)
+    task, _ = ready(recipe, say or _Teller())
     sizes = {split: len(task.lengths(split)) for split in task.splits}
     with _trial(recipe, task) as (trainer, updates):
         begun = time.monotonic()
-        losses = trainer.one_update()
+        loss = next(trainer.trial_updates())
         seconds = time.monotonic() - begun
         valid = task.validate(trainer.predictor(), "valid")["loss"]
         count = parameters(cast("SplitstepPreTrainedModel", trainer.model)).total
@@ -400,7 +449,7 @@ def check(recipe: Recipe, *, say: Say | None = None) -> dict[str, Any]:
         "examples": sizes,
         "parameters": count,
         "updates": updates,
-        "first_loss": losses,
+        "first_loss": loss,
         "validation_loss": valid,
         "seconds_an_update": seconds,
         "seconds_in_all": seconds * updates,
@@ -409,38 +458,41 @@ def check(recipe: Recipe, *, say: Say | None = None) -> dict[str, Any]:
 
 
 @contextmanager
-def _trial(recipe: Recipe, task: Task) -> "Iterator[tuple[SplitstepTrainer, int]]":
-    """A trainer that leaves nothing on the disk, and how many updates the run would have."""
+def _trial(recipe: Recipe, task: Task, *, updates: int = 1) -> "Iterator[tuple[SplitstepTrainer, int]]":
+    """A trainer of a few updates that leaves nothing on the disk, and how many the run would have."""
     import tempfile
 
     batches = plan(task, recipe.training)
-    updates = recipe.training.updates or batches.updates_in(recipe.training.epochs or 1)
+    whole = recipe.training.updates or batches.updates_in(recipe.training.epochs or 1)
+    # Workers are left out: to start them takes longer than an update.
+    short = {"evaluate_every": 10**9, "save_every": 10**9, "ema": None, "workers": 0}
     with tempfile.TemporaryDirectory() as scratch:
         yield (
             SplitstepTrainer(
                 build(recipe, configuration(recipe, task)),
                 task=task,
-                settings=recipe.training.model_copy(update={"evaluate_every": 10**9, "save_every": 10**9, "ema": None}),
+                settings=recipe.training.model_copy(update=short),
                 run=Run(Path(scratch, "none")),
                 plan=batches,
-                updates=1,
+                updates=updates,
                 signals=Signals(),
                 show=lambda done, entry: None,
             ),
-            updates,
+            whole,
         )
 
 
 @freed_memory("kept")
-def paces(recipes: Sequence[Recipe], *, repeats: int = 5) -> list[float]:
-    """Seconds that an update by each recipe takes: medians, measured in turns."""
+def paces(recipes: Sequence[Recipe], *, repeats: int = 9) -> list[float]:
+    """Seconds that an update by each recipe takes: medians over the same updates, measured in turns."""
     seconds: list[list[float]] = [[] for _ in recipes]
     with ExitStack() as trials:
-        trainers = [trials.enter_context(_trial(recipe, task_of(recipe)))[0] for recipe in recipes]
+        trainers = [trials.enter_context(_trial(recipe, task_of(recipe), updates=repeats + 1))[0] for recipe in recipes]
+        updates = [trainer.trial_updates() for trainer in trainers]
         for _ in range(repeats + 1):
-            for trainer, measured in zip(trainers, seconds, strict=True):
+            for own, measured in zip(updates, seconds, strict=True):
                 begun = time.monotonic()
-                trainer.one_update()
+                next(own)
                 measured.append(time.monotonic() - begun)
     return [median(measured[1:]) for measured in seconds]  # the first is warm-up
 
@@ -458,13 +510,19 @@ def loaded(run: Run, recipe: Recipe, *, say: Say | None = None) -> tuple[Task, P
     if not run.model.is_dir():
         raise UserError(f"{run.folder} has no model yet; the same `splitstep train` command finishes it")
     task = task_of(recipe, say or _Teller(), folder=run.model)
-    model = task.model().from_pretrained(run.model)
+    try:
+        model = task.model().from_pretrained(run.model)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{run.model} is no whole model: {str(error).splitlines()[0]}") from None
     told = task.settings()
-    if "vocab_size" in told and told["vocab_size"] > model.config.vocab_size:
+    words, room = told.get("vocab_size", 0), model.config.vocab_size
+    spare = "vocab_size" in recipe.model or recipe.training.init is not None
+    if words > room or (0 < words < room and not spare):
         raise UserError(
-            f"the vocabulary of {run.model} has {told['vocab_size']} tokens and the model {model.config.vocab_size}: "
-            "it belongs to another model"
+            f"the vocabulary of {run.model} has {words} tokens and the model {room}: it belongs to another model"
         )
+    for contradiction in contradictions(model.config, told):
+        raise UserError(f"the model of {run.model} is not one for these data: {contradiction}")
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
     autocast = torch.bfloat16 if recipe.training.precision == "bf16" else None
     return task, Predictor(model.to(device), autocast=autocast)

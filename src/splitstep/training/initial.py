@@ -30,7 +30,7 @@ def initial_checksums(folder: Path | None) -> dict[str, str]:
     if folder is None:
         return {}
     files = [*sorted(folder.glob("*.safetensors")), *(folder / name for name in ("config.json", "tokenizer.json"))]
-    found = fingerprint(path for path in files if path.is_file())
+    found = fingerprint((path for path in files if path.is_file()), under=folder)
     return {f"training.init/{name}": checksum for name, checksum in found.items()}
 
 

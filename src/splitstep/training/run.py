@@ -20,7 +20,8 @@ from splitstep.solver.errors import UserError
 from splitstep.training.checkpoints import write_atomically
 
 # What may change when a run goes on: it alters where it ends or how it is done, not what is learnt.
-MAY_CHANGE = {
+# Where the data lie may change too, since their checksums tell them.
+MAY_CHANGE = {"data.root"} | {
     f"training.{key}"
     for key in ("updates", "epochs", "micro_batches", "workers", "threads", "log_every", "keep", "timeout", "patience")
 }
@@ -71,16 +72,24 @@ class Run:
         """What the run was made from."""
         try:
             return recipe(tomllib.loads(self.recipe_file.read_text(encoding="utf-8")))
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise UserError(f"{self.recipe_file} is no TOML: {error}") from None
 
     def results(self) -> dict[str, Any] | None:
         """The results of a finished run."""
-        return json.loads(self.results_file.read_text()) if self.results_file.is_file() else None
+        return self._json(self.results_file) if self.results_file.is_file() else None
 
     def environment(self) -> dict[str, Any]:
         """Under what the run was begun."""
-        return json.loads((self.folder / "environment.json").read_text())
+        return self._json(self.folder / "environment.json")
+
+    def _json(self, path: Path) -> dict[str, Any]:
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise UserError(f"{self.folder} has no {path.name}: it is no whole run folder") from None
+        except ValueError as error:
+            raise UserError(f"{path} is no JSON, or damaged ({error})") from None
 
     def check(self, wanted: Recipe, data: dict[str, str]) -> None:
         """Refuse to go on with another recipe or other data."""

@@ -378,16 +378,17 @@ class SplitstepTrainer(Trainer):
         if self.ema is not None:
             self.ema.weights = load_file(folder / EMA)
 
-    def one_update(self) -> float:
-        """Make the first update, leaving no trace on the disk; its loss."""
+    def trial_updates(self) -> Iterator[float]:
+        """Make the first updates, leaving no trace on the disk; the loss of each."""
         batches = iter(self.get_train_dataloader())
-        self.create_optimizer()
-        samples, _ = self.get_batch_samples(batches, self.args.gradient_accumulation_steps, self.args.device)
-        loss = sum(self.training_step(self.model, inputs).item() for inputs in samples)
-        self._get_grad_norm(self.model)
-        assert self.optimizer is not None
-        self.optimizer.step()
-        return loss
+        optimizer = self.create_optimizer()
+        while True:
+            samples, _ = self.get_batch_samples(batches, self.args.gradient_accumulation_steps, self.args.device)
+            loss = sum(self.training_step(self.model, inputs).item() for inputs in samples)
+            self._get_grad_norm(self.model)
+            optimizer.step()
+            optimizer.zero_grad()
+            yield loss
 
     def train_from(self, checkpoint: Path | None) -> None:
         """Train to the end, or until a signal, from a checkpoint or from the beginning."""
