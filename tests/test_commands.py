@@ -1,15 +1,19 @@
 """Commands on runs: what goes in comes out in order, and wrong use is told in one line."""
 
 import json
+import shutil
 
 import pytest
 from tests import corpora
+from transformers import AutoConfig
 from typer.testing import CliRunner
 
+from splitstep import SplitstepForConditionalGeneration
 from splitstep.cli import app
 from splitstep.recipe import recipe, toml
 from splitstep.solver.errors import UserError
-from splitstep.training.engine import train
+from splitstep.training.engine import loaded, train
+from splitstep.training.run import Run
 
 long = {"updates": 250, "evaluate_every": 250, "log_every": 50, "learning_rate": 1e-2}
 
@@ -121,16 +125,14 @@ def test_wrong_use_is_told(runs, words, complaint):
 
 
 def test_the_vocabulary_of_another_model_is_refused(runs, tmp_path):
-    import shutil
-
     shutil.copytree(runs / "translation", tmp_path / "run")
-    path = tmp_path / "run" / "model" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": 20}))
-    from splitstep.training.engine import loaded
-    from splitstep.training.run import Run
-
-    with pytest.raises((UserError, RuntimeError)):
-        loaded(Run(tmp_path / "run"), Run(tmp_path / "run").recipe())
+    run = Run(tmp_path / "run")
+    config = AutoConfig.from_pretrained(run.model)
+    vocabulary, config.vocab_size = config.vocab_size, 20
+    SplitstepForConditionalGeneration(config).save_pretrained(run.model)  # beside the tokenizer of the other
+    complaint = f"has {vocabulary} tokens and the model 20: it belongs to another model"
+    with pytest.raises(UserError, match=complaint):
+        loaded(run, run.recipe())
 
 
 def test_a_report_of_runs_is_one_page(runs, tmp_path):

@@ -10,6 +10,7 @@ from tests.published import published
 from typer.testing import CliRunner
 
 from splitstep.cli import app
+from splitstep.data.labelled import Choice, examples
 from splitstep.data.listops import DIGITS, OPERATORS, SYMBOLS, Shape, expressions, write
 from splitstep.solver.errors import UserError
 
@@ -107,6 +108,39 @@ def test_files_have_the_arena_s_layout_and_share_no_expression(tmp_path):
     assert len(set(texts)) == len(texts) == 40
     with pytest.raises(UserError, match=r"tiny_train\.tsv is already there"):
         list(write(tmp_path, name="tiny", counts={"train": 30}, seed=1, shape=SHORT))
+
+
+def made(folder, *, seed):
+    """Files of the command, by their names."""
+    words = ["make-listops", str(folder), "--train", "12", "--val", "3", "--test", "4", "--seed", str(seed)]
+    words += ["--max-depth", "6", "--max-args", "6", "--min-length", "20", "--max-length", "200"]
+    assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_the_same_seed_makes_the_same_files_and_another_makes_others(tmp_path):
+    one, again, other = (made(tmp_path / str(i), seed=seed) for i, seed in enumerate((7, 7, 8)))
+    assert one == again
+    assert one.keys() == other.keys() == {"basic_train.tsv", "basic_val.tsv", "basic_test.tsv"}
+    assert not any(one[name] == other[name] for name in one)
+
+
+def test_what_the_command_writes_is_read_as_it_was_drawn(tmp_path):
+    files = made(tmp_path, seed=7)
+    choice = Choice.of("listops", None, None)
+    read = {name: list(examples(choice, tmp_path, name)) for name in files}
+    assert {name: len(rows) for name, rows in read.items()} == {
+        "basic_train.tsv": 12,
+        "basic_val.tsv": 3,
+        "basic_test.tsv": 4,
+    }
+    for rows in read.values():
+        for row in rows:
+            assert str(evaluated(row.texts[0])) == row.label
+            assert 20 < len(symbols(row.texts[0])) < 200
+    with pytest.raises(UserError, match=r"basic_train\.tsv is already there"):
+        made(tmp_path, seed=8)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
 
 
 def test_the_command_draws_what_the_generator_does(tmp_path):

@@ -6,6 +6,7 @@ import torch
 from splitstep import SplitstepForSequencePairClassification, preset
 from splitstep.models.configuration import COMPARISONS
 from splitstep.models.heads import FEATURES
+from splitstep.tasks.base import IGNORED
 
 SIZES = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 40, "num_hidden_layers": 2}
 SIZES |= {"vocab_size": 50, "max_position_embeddings": 16, "num_labels": 3, "pad_token_id": 0}
@@ -45,3 +46,21 @@ def test_both_texts_pay_for_pondering():
     model = SplitstepForSequencePairClassification(config).eval()
     out = model(**batch())
     assert out.ponder_cost.min() > 2  # at least one step of each
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 0], [2, 0, 1], [2, 2, 2]], ids=str)
+def test_pondering_costs_the_same_whatever_the_labels_and_however_an_update_is_cut(labels):
+    still = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
+    config = preset("universal", **SIZES | still, halting="act", ponder_weight=1.0)
+    model = SplitstepForSequencePairClassification(config).train()
+    inputs, labels = batch(), torch.tensor(labels)
+    whole = model(**inputs, labels=labels)
+    unweighted = torch.nn.functional.cross_entropy(whole.logits, labels)
+    torch.testing.assert_close(whole.loss, unweighted + whole.ponder_cost.mean())
+    parts = [
+        model(**{name: t[i : i + 1] for name, t in inputs.items()}, labels=labels[i : i + 1], num_items_in_batch=3).loss
+        for i in range(3)
+    ]
+    torch.testing.assert_close(sum(parts), whole.loss)
+    ignored = model(**inputs, labels=torch.full_like(labels, IGNORED), num_items_in_batch=3)
+    assert ignored.loss == 0

@@ -2,12 +2,17 @@
 
 import numpy as np
 import pytest
+import torch
 from tests import corpora
 
 from splitstep.recipe import recipe
 from splitstep.solver.errors import UserError
 from splitstep.tasks.base import IGNORED
+from splitstep.tasks.prediction import Predictor
 from splitstep.tasks.pretraining import FOLLOWS, PreTraining
+from splitstep.training.engine import build, configuration
+
+NAMED = [("loss", "loss"), ("accuracy", "correct")]  # the measure, and what it is a mean of
 
 
 @pytest.fixture(autouse=True)
@@ -131,3 +136,45 @@ def test_text_without_two_documents_is_refused(tmp_path):
         task(root, test=None).lengths("train")
     with pytest.raises(UserError, match=r"give one of data.valid and data.valid_every"):
         task(root, valid=None, test=None)
+
+
+@pytest.mark.parametrize("pairs", ["packed", "sentences"])
+def test_losses_and_accuracies_are_what_one_counts_by_hand(tmp_path, pairs):
+    root = corpora.documents(tmp_path / "data")
+    whole = recipe(corpora.pretraining_recipe(root, data={"pairs": pairs}, model={"initializer_range": 0.3}))
+    made = PreTraining(whole.data, whole.evaluation)
+    model = build(whole, configuration(whole, made)).eval()
+    batch = {name: torch.as_tensor(array) for name, array in made.batch("train", np.arange(24), epoch=0).items()}
+    batch = {name: tensor for name, tensor in batch.items() if not name.startswith("num_")}
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(12):  # so that it is right now and then
+        optimizer.zero_grad()
+        model(**batch).loss.backward()
+        optimizer.step()
+    rows = []
+    for index in range(len(made.lengths("valid"))):  # each pair alone, without padding
+        alone = made.batch("valid", np.asarray([index]))
+        inputs = {name: torch.as_tensor(alone[name]) for name in ("input_ids", "attention_mask", "token_type_ids")}
+        with torch.no_grad():
+            out = model(**inputs)
+        row = dict.fromkeys(("mlm_loss", "mlm_correct", "masked"), 0.0)
+        for logits, label in zip(out.logits[0].double(), alone["labels"][0], strict=True):
+            if label != IGNORED:
+                row["masked"] += 1
+                row["mlm_correct"] += int(max(range(len(logits)), key=logits.tolist().__getitem__) == label)
+                row["mlm_loss"] -= float(logits.log_softmax(-1)[label])
+        (follows, random), (label,) = out.seq_relationship_logits[0].tolist(), alone["next_sentence_label"]
+        row["nsp_correct"] = float((label == FOLLOWS) == (follows > random))
+        row["nsp_loss"] = float(np.log1p(np.exp((random - follows) * (1 if label == FOLLOWS else -1))))
+        rows.append(row)
+    measured = made.measure(Predictor(model), "valid")
+    assert len(measured.examples) == len(rows)
+    for found, expected in zip(measured.examples, rows, strict=True):
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    sums = {name: sum(row[name] for row in rows) for name in rows[0]}
+    expected = {f"mlm_{name}": sums[f"mlm_{key}"] / sums["masked"] for name, key in NAMED}
+    expected |= {f"nsp_{name}": sums[f"nsp_{key}"] / len(rows) for name, key in NAMED}
+    assert 0 < expected["mlm_accuracy"] < 1
+    assert 0 < expected["nsp_accuracy"] < 1
+    expected["loss"] = expected["mlm_loss"] + expected["nsp_loss"]
+    assert measured.metrics == pytest.approx(expected, rel=1e-5)

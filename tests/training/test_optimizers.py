@@ -1,0 +1,113 @@
+"""Optimizers: a run makes the steps that their equations say."""
+
+from itertools import islice
+
+import pytest
+import torch
+from tests import corpora
+from tests.runs import weights
+
+from splitstep.recipe import Training, recipe
+from splitstep.training.engine import build, configuration, plan, task_of, train
+from splitstep.training.trainer import optimizer
+
+STEPS = {"updates": 3, "evaluate_every": 3, "optimizer": "nag", "learning_rate": 0.05, "momentum": 0.9}
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPLITSTEP_CACHE", str(tmp_path / "cache"))
+
+
+def gradients(model, task, update, seed):
+    """Of the mean loss over the items of an update."""
+    batch = {name: torch.as_tensor(a) for name, a in task.batch("train", update.indices, epoch=0, seed=seed).items()}
+    items = int(batch.pop("num_items"))
+    model.zero_grad()
+    model(**batch, num_items_in_batch=items).loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def test_nag_trains_by_the_steps_of_nesterov(tmp_path):
+    whole = recipe(corpora.language_recipe(corpora.articles(tmp_path / "data"), training=STEPS))
+    settings = whole.training
+    train(whole, tmp_path / "run")
+    task = task_of(whole)
+    model = build(whole, configuration(whole, task)).train()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    velocity = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for update in islice(plan(task, settings).updates(), settings.updates):
+        # v <- mu v + g;  p <- p - lr (g + mu v)
+        for name, gradient in gradients(model, task, update, settings.seed).items():
+            velocity[name] = settings.momentum * velocity[name] + gradient
+            step = gradient + settings.momentum * velocity[name]
+            with torch.no_grad():
+                model.get_parameter(name).sub_(settings.learning_rate * step)
+    found = weights(tmp_path / "run")
+    for name, parameter in model.named_parameters():
+        if name in found:  # tied weights are stored once
+            moved = float((found[name] - before[name]).abs().max())
+            torch.testing.assert_close(found[name], parameter.detach(), atol=1e-4 * moved + 1e-7, rtol=1e-5)
+    assert sum((found[name] - before[name]).abs().sum() for name in before if name in found) > 1
+
+
+def quadratic():
+    """A bowl, whose gradient is known."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 3)
+    slopes = torch.rand(3, 4), torch.rand(3)
+    return model, lambda: sum((s * p**2).sum() for s, p in zip(slopes, model.parameters(), strict=True)) / 2
+
+
+def path(make, steps=6):
+    model, loss = quadratic()
+    stepping = make(model)
+    for _ in range(steps):
+        stepping.zero_grad()
+        loss().backward()
+        stepping.step()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("momentum", [0.5, 0.99])
+def test_nag_is_torch_s_nesterov(momentum):
+    settings = Training(updates=1, batch_size=1, learning_rate=0.1, optimizer="nag", momentum=momentum)
+    ours = path(lambda model: optimizer(model, settings))
+    theirs = path(lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum, nesterov=True))
+    plain = path(lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum))
+    torch.testing.assert_close(ours, theirs)
+    assert not torch.allclose(ours, plain, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["adamw", "nag"])
+def test_decay_shrinks_weights_beside_the_step_and_not_through_it(name):
+    settings = {"updates": 1, "batch_size": 1, "learning_rate": 0.1, "optimizer": name, "momentum": 0.9}
+    decaying, free = (Training(**settings, weight_decay=decay) for decay in (0.5, 0.0))
+
+    def by_hand(model):
+        """The free optimizer, with each weight shrunk by lr * decay before each step."""
+        stepping = optimizer(model, free)
+
+        def shrink(*_):
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(1 - 0.1 * 0.5)
+
+        stepping.register_step_pre_hook(shrink)
+        return stepping
+
+    torch.testing.assert_close(path(lambda model: optimizer(model, decaying)), path(by_hand))
+
+
+@pytest.mark.parametrize("name", ["adamw", "nag"])
+def test_decay_of_matrices_spares_the_vectors(name):
+    settings = {"updates": 1, "batch_size": 1, "learning_rate": 0.1, "weight_decay": 0.5, "decay": "matrices"}
+    model, _ = quadratic()
+    before = {key: p.detach().clone() for key, p in model.named_parameters()}
+    stepping = optimizer(model, Training(**settings, optimizer=name))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    stepping.step()
+    after = dict(model.named_parameters())
+    torch.testing.assert_close(after["bias"], before["bias"], check_stride=False)
+    assert (after["weight"].abs() < before["weight"].abs()).all()
