@@ -1,6 +1,7 @@
 """Commands on runs: what goes in comes out in order, and wrong use is told in one line."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from splitstep import SplitstepForConditionalGeneration
 from splitstep.cli import app
+from splitstep.cli.use import _as_they_come
 from splitstep.recipe import recipe, toml
 from splitstep.solver.errors import UserError
 from splitstep.training.engine import loaded, train
@@ -160,3 +162,15 @@ def test_missing_data_are_told_before_anything_heavy_is_imported(tmp_path):
     )
     assert answer.returncode == 0, answer.stderr
     assert "nowhere does not exist" in answer.stderr
+
+
+def test_lines_are_answered_as_they_come_and_together_when_they_come_together():
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as stream, os.fdopen(writing, "wb", buffering=0) as sender:
+        batches = _as_they_come(stream, 3)
+        for sent in ([b"a\n"], [b"b\n", b"c\n"], [b"d\n"] * 3):
+            sender.write(b"".join(sent))
+            assert next(batches) == sent
+        sender.write(b"e\nf\ng\nh")
+        sender.close()
+        assert list(batches) == [[b"e\n", b"f\n", b"g\n"], [b"h"]]

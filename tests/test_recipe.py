@@ -202,3 +202,20 @@ def test_two_updates_of_every_recipe_at_its_full_size(name, tmp_path, monkeypatc
 @pytest.mark.parametrize("task", TASKS)
 def test_every_task_has_a_schema_of_its_own(task):
     assert schema(task).model_fields["data"].annotation is task_class(task).Data
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "left"),
+    [
+        ("parallel/cifar100-sharing", "model.num_independent_layers=3", 1),
+        ("macaron/iwslt14-de-en", "model.preset=parallel", 1),
+        ("macaron/glue-small", "training.updates=2", None),
+    ],
+)
+def test_the_command_line_stands_over_a_grid(name, setting, left):
+    key, _, value = setting.partition("=")
+    section, _, inner = key.partition(".")
+    found = load(name, [setting])
+    assert {str(run.settings()[section][inner]) for _, run in found} == {value}
+    assert len(found) < len(load(name))
+    assert left is None or len(found) == left
