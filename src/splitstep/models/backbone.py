@@ -205,8 +205,9 @@ def _init_evolution(module: nn.Module, std: float) -> None:
         init.normal_(module.right, std=float(len(module.right)))
     elif isinstance(module, Rotations):
         pairs = len(module.frequencies)
-        for mixture in module.mixtures:
-            init.orthogonal_(mixture)
+        if not getattr(module.mixtures, "_is_hf_initialized", False):  # which its slices would not show
+            for mixture in module.mixtures:
+                init.orthogonal_(mixture)
         init.copy_(module.frequencies, torch.arange(1, pairs + 1, device=module.mixtures.device) * (torch.pi / pairs))
     elif isinstance(module, RotatedFeedForward):
         init.ones_(module.up_scales)
