@@ -281,8 +281,8 @@ def channel(operator: Operator, bias: Bias, value: Keys) -> Queries:
     multiple = KERNEL_WIDTHS.get(asked.device.type, 1)
     width = -(-key.shape[-1] // multiple) * multiple
     # Fused kernels want equal widths and one precision.
-    padded = (nn.functional.pad(x, (0, width - x.shape[-1])).to(asked.dtype) for x in (query, key, value))
-    mixed = nn.functional.scaled_dot_product_attention(*padded, attn_mask=sight.mask, is_causal=sight.causal, scale=1.0)
+    q, k, v = (nn.functional.pad(x, (0, width - x.shape[-1])).to(asked.dtype) for x in (query, key, value))
+    mixed = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=sight.mask, is_causal=sight.causal, scale=1.0)
     return mixed[..., : value.shape[-1]]
 
 
