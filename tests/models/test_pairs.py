@@ -6,6 +6,7 @@ import torch
 from splitstep import SplitstepForSequencePairClassification, preset
 from splitstep.models.configuration import COMPARISONS
 from splitstep.models.heads import FEATURES
+from splitstep.models.losses import IGNORED, label_loss
 
 SIZES = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 40, "num_hidden_layers": 2}
 SIZES |= {"vocab_size": 50, "max_position_embeddings": 16, "num_labels": 3, "pad_token_id": 0}
@@ -45,3 +46,15 @@ def test_both_texts_pay_for_pondering():
     model = SplitstepForSequencePairClassification(config).eval()
     out = model(**batch())
     assert out.ponder_cost.min() > 2  # at least one step of each
+
+
+def test_what_pondering_costs_does_not_depend_on_which_labels_are_right():
+    config = preset("universal", **SIZES, halting="act", ponder_weight=1.0)
+    model = SplitstepForSequencePairClassification(config).train()
+    inputs = batch()
+    pondering = []
+    for labels in (torch.zeros(3, dtype=torch.long), torch.full((3,), 2), torch.tensor([0, 2, IGNORED])):
+        whole = model(**inputs, labels=labels, num_items_in_batch=6)
+        bare = label_loss(whole.logits, labels, config, 6)
+        pondering.append((whole.loss - bare) / whole.ponder_cost.mean())
+    torch.testing.assert_close(torch.stack(pondering), torch.tensor([3 / 6, 3 / 6, 2 / 6]))

@@ -332,7 +332,7 @@ class SplitstepForSequencePairClassification(_Headed):
         if labels is None:
             return self._output(states, logits, None)
         loss = label_loss(logits, labels, self.config, num_items_in_batch, smoothing)
-        return self._output(states, logits, loss, share=share(labels, num_items_in_batch))
+        return self._output(states, logits, loss, share=share(labels != IGNORED, num_items_in_batch))
 
 
 class SplitstepForImageClassification(_Classifier):
