@@ -102,6 +102,12 @@ class SplitstepPreTrainedModel(PreTrainedModel):
             logging.getLogger("splitstep").warning("new in %s, initialised at random: %s", cls.__name__, ", ".join(new))
         return (model, info) if output_loading_info else model
 
+    def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
+        """Keep one state a step in training, and compute what lies between again."""
+        if self.config.reversible:
+            raise UserError("a reversible model keeps no states, so there is nothing to checkpoint")
+        super().gradient_checkpointing_enable(*args, **kwargs)
+
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
         """The table of tokens, with another number of them where one is given; the output layer follows."""
         if self.config.adaptive_cutoffs is None:
