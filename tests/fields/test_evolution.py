@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from splitstep.fields import evolution
 from splitstep.fields.evaluation import Evaluation, Sight
 from splitstep.fields.evolution import (
     EVOLUTIONS,
@@ -98,6 +99,118 @@ def test_biases_too_far_apart_take_the_other_form_by_themselves(compiled, monkey
     torch.testing.assert_close(found, FORMS["literal"](operator, bias, value), atol=1e-5, rtol=1e-5)
     gradients = torch.autograd.grad(found.square().sum(), (tensors["query"], tensors["value"]))
     assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("spread", [1.0, 8.0, 30.0, 59.0])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_what_underflows_in_a_precision_takes_the_other_form(dtype, spread):
+    """All that the first query sees lies `spread` below the maximum."""
+    tensors = {name: tensor.detach().to(dtype) for name, tensor in leaves().items()}
+    bias, value = torch.zeros_like(tensors["bias"][:, 0]), tensors["value"][:, 0]
+    bias[..., -1] = spread
+    operator = Operator(tensors["query"], tensors["key"], sight=Sight(causal=True))
+    operator.factor()
+    exact = Operator(operator.query.double(), operator.key.double(), sight=operator.sight)
+    found = attend(operator, bias, value, sight=Sight()).double()
+    expected = FORMS["literal"](exact, bias.double(), value.double())
+    assert (found - expected).norm() <= 8 * torch.finfo(dtype).eps * expected.norm()
+
+
+def as_on_cuda(monkeypatch):
+    """CUDA's autocast, which computes these in float32 where that of a CPU does not."""
+    for name in ("softmax", "exp", "sum"):
+        plain = getattr(torch.Tensor, name)
+
+        def precise(x, *args, plain=plain, **kwargs):
+            mixed = torch.is_autocast_enabled("cpu") and x.dtype == torch.bfloat16
+            return plain(x.float() if mixed else x, *args, **kwargs)
+
+        monkeypatch.setattr(torch.Tensor, name, precise)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("sight", SIGHTS)
+def test_evolved_attention_trains_under_autocast(sight, inside, monkeypatch):
+    condition, layers = published(time_dim=4)
+    condition, layers = condition.float(), [layer.float() for layer in layers]
+    weights = [w for module in (condition, *layers) for w in module.parameters() if w.requires_grad]
+    x = torch.randn(2, N, 12)
+
+    def force():
+        seen = SIGHTS[sight]()
+        seen.operator = condition(x, seen)
+        z = x
+        for depth, layer in enumerate(layers):
+            z = z + layer(z, Evaluation(0.0, SILENT, seen, float(depth)))
+        return z.square().mean()
+
+    expected = torch.autograd.grad(force(), weights)
+    as_on_cuda(monkeypatch)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = force()
+        found = torch.autograd.grad(loss, weights) if inside else None
+    found = found or torch.autograd.grad(loss, weights)
+    for mixed, exact in zip(found, expected, strict=True):
+        assert mixed.dtype == torch.float32
+        assert (mixed - exact).norm() <= 0.1 * exact.norm()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("wide", ["query", "key", "bias", "value"])
+def test_tensors_of_other_precisions_are_taken_in_that_of_the_queries(form, wide):
+    tensors = {name: tensor.detach().bfloat16() for name, tensor in leaves().items()}
+    exact = segment("literal", Sight(), **{name: tensor.double() for name, tensor in tensors.items()})
+    tensors = {name: tensor.float() if name == wide else tensor for name, tensor in tensors.items()}
+    for tensor in tensors.values():
+        tensor.requires_grad_()
+    out = segment(form, Sight(), **tensors)
+    assert (out - exact).norm() <= 0.02 * exact.norm()
+    found = torch.autograd.grad(out.sum(), tuple(tensors.values()))
+    assert [gradient.dtype for gradient in found] == [tensor.dtype for tensor in tensors.values()]
+
+
+@pytest.mark.parametrize("sight", SIGHTS)
+def test_a_backward_pass_sees_nothing_of_another(sight):
+    """One that wants the first layer's values alone never comes to E; its parts are not those of the next."""
+    tensors = leaves()
+    values = [value.detach().requires_grad_() for value in tensors.pop("value").unbind(1)]
+
+    def loss():
+        operator = Operator(tensors["query"], tensors["key"], sight=SIGHTS[sight]())
+        operator.factor()
+        total = torch.ones((), dtype=torch.float64)
+        for layer, value in enumerate(values):
+            out = FORMS["factored"](operator, tensors["bias"][:, layer], value)
+            total = total + (out * total).square().mean()
+        return total, operator.exponentials.notes
+
+    wanted = (tensors["query"], tensors["key"], tensors["bias"], *values)
+    expected = torch.autograd.grad(loss()[0], wanted)
+    again, notes = loss()
+    torch.autograd.grad(again, values[0], retain_graph=True)
+    assert not notes.passes
+    for _ in range(2):
+        found = torch.autograd.grad(again, wanted, retain_graph=True)
+        assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("sight", SIGHTS)
+def test_a_kernel_that_wants_round_widths_gets_them(sight, monkeypatch):
+    widths = []
+    fused = torch.nn.functional.scaled_dot_product_attention
+
+    def note(*tensors, **options):
+        widths.extend(tensor.shape[-1] for tensor in tensors)
+        return fused(*tensors, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", note)
+    tensors, seen = leaves(), SIGHTS[sight]()
+    plain = segment("channel", seen, **tensors)
+    assert set(widths) == {9}
+    widths.clear()
+    monkeypatch.setitem(evolution.KERNEL_WIDTHS, "cpu", evolution.KERNEL_WIDTHS["cuda"])
+    torch.testing.assert_close(segment("channel", seen, **tensors), plain)
+    assert set(widths) == {16}
 
 
 def published(time_dim=5, *, seed=0):

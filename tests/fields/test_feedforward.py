@@ -84,3 +84,25 @@ def test_the_rotated_network_is_the_same_in_parts(monkeypatch):
 def test_few_parameters_are_trained():
     counts = {kind: sum(p.numel() for p in network(kind).parameters()) for kind in ("full", "random", "rotated")}
     assert counts == {"full": 8 * 16**2 + 5 * 16, "random": 10 * 16, "rotated": 13 * 16}
+
+
+@pytest.mark.parametrize("cast", ["bfloat16", "half"])
+@pytest.mark.parametrize("kind", ["random", "rotated"])
+def test_a_cast_leaves_what_was_drawn_as_it_is(kind, cast):
+    field, z = network(kind), torch.randn(2, 3, 16)
+    exact, drawn = field(z, at(3.0)), {name: buffer.clone() for name, buffer in field.named_buffers()}
+    made = getattr(field, cast)()
+    dtype = getattr(torch, cast)
+    assert all(parameter.dtype == dtype for parameter in made.parameters())
+    assert all(torch.equal(buffer, drawn[name]) for name, buffer in made.named_buffers())
+    found = made(z.to(dtype), at(3.0))
+    assert found.dtype == dtype
+    assert (found - exact).norm() < 0.02 * exact.norm()
+
+
+def test_rotations_stay_orthogonal_in_bf16():
+    field = network("rotated").bfloat16().double().bfloat16()
+    for rotations in field.rotations.values():
+        turned = rotations(2.5).double()
+        identity = torch.eye(turned.shape[-1], dtype=torch.float64).expand_as(turned)
+        torch.testing.assert_close(turned @ turned.transpose(-1, -2), identity, atol=1e-6, rtol=0)

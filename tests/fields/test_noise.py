@@ -59,3 +59,29 @@ def test_without_training_there_is_no_noise():
     noise, x = Noise(training=False, stages=4), torch.randn(4, 3, 5)
     assert noise.dropout(x, 0.5) is x
     assert noise.drop_path(x, 0.5) is x
+
+
+class Several:
+    """Two devices of a kind, of which the first is the current one."""
+
+    def __init__(self):
+        self.states = [torch.tensor([10]), torch.tensor([20])]
+
+    def get_rng_state(self, device=None):
+        return self.states[0 if device is None else device.index]
+
+    def set_rng_state(self, state, device=None):
+        self.states[0 if device is None else device.index] = state
+
+
+def test_of_several_devices_the_noise_is_that_of_the_tensors(monkeypatch):
+    devices, second = Several(), torch.device("cuda", 1)
+    monkeypatch.setattr(torch, "get_device_module", lambda _: devices)
+    noise, seen = Noise(training=True, stages=2), []
+    for _ in range(2):
+        noise.rewind()
+        with noise.replay(second):
+            seen.append(int(devices.states[1]))
+            devices.states[1] = devices.states[1] + 1
+    assert seen == [20, 20]
+    assert [int(state) for state in devices.states] == [10, 21]

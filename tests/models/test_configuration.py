@@ -3,7 +3,7 @@ import copy
 import pytest
 
 from splitstep import SplitstepConfig, SplitstepModel, preset
-from splitstep.models.presets import KINDS, PRESETS
+from splitstep.models.presets import KINDS, PRESETS, settings_for
 from splitstep.solver.errors import UserError
 
 ADAPTIVE = {"kind": "causal", "vocab_size": 100, "adaptive_cutoffs": [10, 20]}
@@ -16,6 +16,14 @@ def test_every_preset_is_a_configuration_of_every_kind(name, kind):
     assert config.kind == kind
     assert config.is_encoder_decoder == (kind == "seq2seq")
     assert SplitstepConfig(**config.to_dict()).to_dict() == config.to_dict()
+
+
+@pytest.mark.parametrize(("name", "kind"), EVERY)
+def test_the_settings_of_a_preset_turn_a_model_of_their_kind_into_it(name, kind):
+    """Whatever the model was, as when training goes on from a plain one."""
+    plain, settings = preset("transformer", kind).to_dict(), settings_for(name, kind)
+    assert SplitstepConfig(**plain | settings).to_dict() == preset(name, kind).to_dict()
+    assert settings.keys() <= PRESETS[name].keys()
 
 
 def test_the_bands_of_a_vocabulary_are_read_off_its_cutoffs():
@@ -70,6 +78,26 @@ def test_the_bands_of_a_vocabulary_are_read_off_its_cutoffs():
         (ADAPTIVE | {"lm_head_bias": True}, r"an adaptive softmax has no lm_head_bias"),
         ({"adaptive_factor": 2}, r"adaptive_factor is for a vocabulary with adaptive_cutoffs"),
         ({"adaptive_dropout": 0.2}, r"adaptive_dropout is for a vocabulary with adaptive_cutoffs"),
+        ({"num_decoder_layers": 2}, r"num_decoder_layers is for kind 'seq2seq', not 'encoder'"),
+        ({"evolution": "bilinear"}, r"evolution is for attention 'evolved', not 'full'"),
+        ({"time_dim": 8}, r"time_dim is for attention 'evolved', not 'full'"),
+        ({"time_keys": False}, r"time_keys is for attention 'evolved', not 'full'"),
+        (
+            {"attention": "evolved", "evolution": "bilinear", "time_keys": False},
+            r"time_keys is for evolution 'published', not 'bilinear'",
+        ),
+        (
+            {"attention": "evolved", "attention_bias": False},
+            r"attention_bias is for attention 'full', not 'evolved'",
+        ),
+        (
+            {"feed_forward": "random", "feed_forward_bias": False},
+            r"feed_forward_bias is for feed_forward 'full', not 'random'",
+        ),
+        (
+            {"feed_forward": "rotated", "feed_forward_bias": False},
+            r"feed_forward_bias is for feed_forward 'full', not 'rotated'",
+        ),
         ({"kind": "image"}, r"images have learned positions or none"),
         (
             {"kind": "image", "position_embedding": "learned", "image_size": 30},

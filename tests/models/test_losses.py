@@ -54,6 +54,18 @@ def test_a_smoothed_loss_is_the_formula_and_what_torch_computes(smoothing):
     torch.testing.assert_close(token_loss(logits, labels, None, smoothing), of_torch)
 
 
+@pytest.mark.parametrize("smoothing", [0.1, 0.3])
+def test_smoothing_over_the_other_words_is_ours_with_a_little_more_of_it(smoothing):
+    """TransEvolve's release: 1 - eps for the word itself, eps / (V - 1) for each other. Ours: eps V / (V - 1)."""
+    logits, labels = torch.randn(2, 7, VOCABULARY), some_labels()
+    log_p, y = logits.log_softmax(-1)[labels != IGNORED], labels[labels != IGNORED]
+    targets = torch.full_like(log_p, smoothing / (VOCABULARY - 1)).scatter(-1, y[:, None], 1 - smoothing)
+    released = -(targets * log_p).sum(-1).mean()
+    ours = token_loss(logits, labels, None, smoothing * VOCABULARY / (VOCABULARY - 1))
+    torch.testing.assert_close(ours, released)
+    assert (token_loss(logits, labels, None, smoothing) - released).abs() > 1e-4
+
+
 @pytest.mark.parametrize(("bias", "smoothing"), EVERY)
 @pytest.mark.parametrize("num_items", [None, 23, torch.tensor(23)])
 def test_the_chunked_loss_is_the_plain_one_with_its_gradients(bias, smoothing, num_items):

@@ -369,6 +369,22 @@ def test_works_in_bf16_and_under_autocast(model):
         assert (found.float() - exact).norm() / exact.norm() < 0.05
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("feed_forward", ["random", "rotated"])
+def test_what_was_drawn_is_loaded_as_it_was_whatever_the_precision(feed_forward, dtype, tmp_path):
+    model = "SplitstepForMaskedLM"
+    made, inputs = build(model, feed_forward=feed_forward, hidden_act="relu", intermediate_size=64), batch(model)
+    drawn = {name: buffer.clone() for name, buffer in made.named_buffers()}
+    made.save_pretrained(tmp_path / "float32")
+    made.to(dtype).save_pretrained(tmp_path / "cast")
+    for folder, asked in (("float32", {"dtype": dtype}), ("cast", {})):
+        loaded = getattr(splitstep, model).from_pretrained(tmp_path / folder, **asked).eval()
+        assert all(parameter.dtype == dtype for parameter in loaded.parameters())
+        assert all(torch.equal(buffer, drawn[name]) for name, buffer in loaded.named_buffers())
+        with torch.no_grad():
+            assert torch.equal(first(loaded(**inputs)), first(made(**inputs)))
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_works_on_the_meta_device(model):
     with torch.device("meta"):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from splitstep import SplitstepForConditionalGeneration, preset
+from splitstep import SplitstepForConditionalGeneration, SplitstepModel, preset
 from splitstep.models.decoding import beam_search
 from splitstep.models.quantized import Int8Linear, quantized
 
@@ -54,3 +54,15 @@ def test_a_quantised_model_searches_as_the_model_does_and_leaves_it_alone():
     assert not torch.equal(first, second)
     assert len(beam_search(made, ids, mask, num_beams=3, max_new_tokens=5)) == 4
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_quantised_model_halts_as_the_model_does():
+    config = preset(
+        "universal", hidden_size=32, num_attention_heads=4, num_hidden_layers=3, vocab_size=50, halting="act"
+    )
+    model = SplitstepModel(config).eval()
+    ids = torch.randint(3, 50, (4, 9))
+    with torch.no_grad():
+        first, second = (m(ids) for m in (model, quantized(model)))
+    assert not torch.equal(first.last_hidden_state, second.last_hidden_state)
+    torch.testing.assert_close(second.ponder_cost, first.ponder_cost, atol=0.02, rtol=0)

@@ -8,6 +8,7 @@ import splitstep
 from splitstep import preset
 from splitstep.fields.probe import measured_orders
 from splitstep.models.accounting import flops_per_token
+from splitstep.models.trunk import Pass
 from splitstep.solver import reversible
 from splitstep.solver.errors import UserError
 
@@ -158,3 +159,63 @@ def test_in_half_precision_the_way_back_is_in_half_precision():
 def test_what_cannot_be_run_backwards_is_refused(settings):
     with pytest.raises(UserError, match="reversible needs a scheme of fixed steps and pre-norm: "):
         preset("transformer", "encoder", reversible=True, **settings)
+
+
+def test_a_graph_that_is_retained_gives_the_same_gradients_again():
+    model = build(dropout=0.1, attention_dropout=0.1).train()
+    ids = torch.randint(3, 50, (3, 9))
+    loss = model(input_ids=ids, labels=ids).loss
+    first, second = (torch.autograd.grad(loss, list(model.parameters()), retain_graph=True) for _ in range(2))
+    assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
+
+
+def test_second_derivatives_are_refused():
+    model = build().train()
+    ids = torch.randint(3, 50, (3, 9))
+    gradients = torch.autograd.grad(model(input_ids=ids, labels=ids).loss, list(model.parameters()), create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        sum(gradient.square().sum() for gradient in gradients).backward()
+
+
+def test_weights_that_the_steps_do_not_use_as_they_are_do_not_go_without_a_gradient(monkeypatch):
+    """Sharded weights are shards before the steps and whole in them, so a gradient by the shards is none."""
+    model = build(num_hidden_layers=3).train()
+    shards = {}
+
+    def inputs(current, step):
+        own = current.stack.layer(step).parameters()
+        return [shards.setdefault(id(p), torch.zeros(p.shape, requires_grad=True)) for p in own]
+
+    monkeypatch.setattr(Pass, "inputs", inputs)
+    ids = torch.randint(3, 50, (3, 9))
+    loss = model(input_ids=ids, labels=ids).loss
+    monkeypatch.undo()
+    with pytest.raises(UserError, match=r"have no gradient for (\d+) of their \1 weights, the first of shape"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("integrator", ["euler", "heun"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_as_many_states_and_attentions_are_shown_as_by_the_scheme_itself(kind, integrator):
+    reversible, plain = (
+        build(kind, num_hidden_layers=3, integrator=integrator, reversible=way).eval() for way in (True, False)
+    )
+    ids = torch.randint(3, 50, (2, 5))
+    inputs = {"input_ids": ids, "use_cache": False} | ({"decoder_input_ids": ids} if kind == "seq2seq" else {})
+    shown = {"output_hidden_states": True, "output_attentions": True}
+    with torch.no_grad():
+        found, expected = (model(**inputs, **shown) for model in (reversible, plain))
+        torch.testing.assert_close(found.logits, reversible(**inputs).logits, atol=1e-5, rtol=0)
+    for name, records in expected.items():
+        if isinstance(records, tuple):
+            assert len(found[name]) == len(records)
+            if "states" in name:
+                assert torch.equal(found[name][0], records[0])
+    for name in shown:
+        with pytest.raises(UserError, match=r"only under torch.no_grad\(\)"):
+            reversible(**inputs, **{name: True})
+
+
+def test_checkpointing_what_keeps_nothing_is_refused():
+    with pytest.raises(UserError, match="nothing to checkpoint"):
+        build().gradient_checkpointing_enable()

@@ -93,9 +93,18 @@ def test_settings_that_the_data_contradict_are_refused(tmp_path, name, model, co
     assert not (tmp_path / "run").exists()
 
 
-def test_an_adaptive_softmax_has_no_label_smoothing(tmp_path):
-    sections = {"model": {"adaptive_cutoffs": [8]}, "training": {"label_smoothing": 0.1}}
-    refused(corpora.merged(TASKS["language-modelling"](tmp_path / "data"), sections), tmp_path, "label_smoothing")
+@pytest.mark.parametrize(
+    ("model", "training"),
+    [
+        ({"adaptive_cutoffs": [8]}, {"label_smoothing": 0.1}),
+        ({"reversible": True}, {"gradient_checkpointing": True}),
+        ({"reversible": True}, {"sharding": "fsdp"}),
+    ],
+    ids=str,
+)
+def test_training_that_a_model_cannot_have_is_refused(tmp_path, model, training):
+    tables = corpora.merged(TASKS["language-modelling"](tmp_path / "data"), {"model": model, "training": training})
+    refused(tables, tmp_path, f"training.{next(iter(training))}")
 
 
 @pytest.mark.parametrize(
@@ -166,3 +175,12 @@ def test_operations_of_training_count_what_is_evaluated_again(tmp_path):
     again = corpora.merged(tables, {"training": {"gradient_checkpointing": True}})
     assert 3 * training_flops(recipe(again), task, config) == 4 * plain
     assert training_flops(recipe(tables), task, config) == plain
+
+
+def test_a_run_that_begins_with_another_may_have_another_scheme(tmp_path):
+    train(recipe(TASKS["pre-training"](tmp_path / "documents")), tmp_path / "before")
+    begin = {"init": str(tmp_path / "before"), "init_weights": "random"}
+    tables = corpora.merged(TASKS["text-classification"](tmp_path / "data"), {"training": begin})
+    tables = tables | {"model": {"preset": "macaron"}}
+    _, config = ready(recipe(tables))
+    assert config.scheme("encoder").splitting.name == "macaron" or "1/2 convection" in str(config.scheme("encoder"))

@@ -50,7 +50,7 @@ def _step(attention: str, feed_forward: str | None, kernel: str, size: int, leng
         num_hidden_layers=LAYERS,
         attention=attention,
         feed_forward=feed_forward or "full",
-        time_keys=False,
+        time_keys=attention != "evolved",
     )
     stack = Stack(config)
     with torch.no_grad():

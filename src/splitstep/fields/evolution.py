@@ -12,7 +12,7 @@ softmax(A0 + b(t)), and that is what is computed here.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -27,10 +27,13 @@ Bias = Float[Tensor, "batch heads keys"]
 
 PERIOD = math.pi / 64  # the constant of the released code
 
-# exp(b - max b) must not underflow where all that a query sees lies far below the maximum.
+# exp(b - max b) must not underflow where all that a query sees lies far below the maximum, nor must its inverse, by
+# which gradients are multiplied, overflow in float32.
 LARGEST_SPREAD = 60.0
 # E has a value for each pair of particles; beyond this many bytes the ordinary kernel, which keeps none, takes over.
 LARGEST_BYTES = 2 * 1024**3
+# The width of a head must be a multiple of this for a device's fused kernels.
+KERNEL_WIDTHS = {"cuda": 8}
 
 
 def waves(depth: float | Tensor, size: int, *, like: Tensor) -> Tensor:
@@ -48,7 +51,7 @@ class Operator:
 
     def __init__(self, query: Queries, key: Keys, *, sight: Sight, fresh: Tensor | None = None) -> None:
         self.query = query
-        self.key = key
+        self.key = key.to(query.dtype)
         self.fresh = fresh
         self.sight = sight
         self.scale = query.shape[-1] ** -0.5
@@ -181,7 +184,7 @@ class PublishedAttention(EvolvedAttention):
 
     def mix(self, operator: Operator, value: Keys, bias: Bias, at: Evaluation) -> Queries:
         """In the form that suits the biases and the machine."""
-        return attend(operator, bias, value.to(bias.dtype), sight=at.sight)
+        return attend(operator, bias, value.to(operator.query.dtype), sight=at.sight)
 
 
 class BilinearAttention(EvolvedAttention):
@@ -226,7 +229,13 @@ def _form(operator: Operator, bias: Bias, sight: Sight) -> str:
         return "channel"
     visible = _hidden_keys(bias, operator.sight.mask, fill=math.nan).detach()
     spread = visible.nan_to_num(-math.inf).amax(-1) - visible.nan_to_num(math.inf).amin(-1)
-    return "factored" if float(spread.max()) <= LARGEST_SPREAD else "channel"
+    return "factored" if float(spread.max()) <= largest_spread(operator.query.dtype) else "channel"
+
+
+def largest_spread(dtype: torch.dtype) -> float:
+    """How far apart biases may be for products with exp(b - max b) to keep their digits in this precision."""
+    limits = torch.finfo(dtype)
+    return min(LARGEST_SPREAD, math.log(limits.eps / limits.tiny))
 
 
 def _can_factor(operator: Operator) -> bool:
@@ -261,18 +270,19 @@ def literal(operator: Operator, bias: Bias, value: Keys) -> Queries:
     weights = weights if mask is None else weights * mask.any(-1, keepdim=True)
     if operator.sight.record is not None:
         operator.sight.record.append(weights)
-    return weights @ value
+    return weights.to(value.dtype) @ value
 
 
 def channel(operator: Operator, bias: Bias, value: Keys) -> Queries:
     """The bias as one more channel of the keys, to which every query answers with 1: an ordinary kernel."""
-    query = torch.cat((operator.query * operator.scale, torch.ones_like(operator.query[..., :1])), dim=-1)
+    asked, sight = operator.query, operator.sight
+    query = torch.cat((asked * operator.scale, torch.ones_like(asked[..., :1])), dim=-1)
     key = torch.cat((operator.key, bias.unsqueeze(-1)), dim=-1)
-    padded = nn.functional.pad(value, (0, key.shape[-1] - value.shape[-1]))  # fused kernels want equal widths
-    sight = operator.sight
-    mixed = nn.functional.scaled_dot_product_attention(
-        query, key, padded, attn_mask=sight.mask, is_causal=sight.causal, scale=1.0
-    )
+    multiple = KERNEL_WIDTHS.get(asked.device.type, 1)
+    width = -(-key.shape[-1] // multiple) * multiple
+    # Fused kernels want equal widths and one precision.
+    q, k, v = (nn.functional.pad(x, (0, width - x.shape[-1])).to(asked.dtype) for x in (query, key, value))
+    mixed = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=sight.mask, is_causal=sight.causal, scale=1.0)
     return mixed[..., : value.shape[-1]]
 
 
@@ -302,12 +312,38 @@ class Exponentials:
     """E of a segment. The gradients that its layers send are gathered into one product when the last has come."""
 
     def __init__(self, query: Queries, key: Keys, *, mask: Mask | None, scale: float) -> None:
-        self.sent: list[tuple[Tensor, Tensor]] = []
-        self.matrix, self.token = _Exponentiate.apply(query, key, mask, scale, self.sent)
+        self.notes = Notes()
+        self.matrix, self.token = _Exponentiate.apply(query, key, mask, scale, self.notes)
 
     def mean(self, value: Keys, weight: Bias) -> Queries:
         """The mean of the values for each query, by the weights E * weight."""
-        return _Mean.apply(self.matrix, self.token, value, weight, self.sent)
+        dtype = self.matrix.dtype
+        return _Mean.apply(self.matrix, self.token, value.to(dtype), weight.to(dtype), self.notes)
+
+
+class Notes:
+    """What the layers of a segment send to E, apart for each backward pass and forgotten at its end."""
+
+    def __init__(self) -> None:
+        self.passes: dict[int, list[tuple[Tensor, Tensor]]] = {}
+
+    def add(self, rows: Tensor, sums: Tensor) -> None:
+        """Note the part of a layer for E, whose turn comes in this pass, or never if its gradient is not asked for."""
+        current = torch._C._current_graph_task_id()
+        if current not in self.passes:
+            self.passes[current] = []
+            engine = cast(Any, torch.autograd.Variable)._execution_engine
+            engine.queue_callback(lambda: self.passes.pop(current, None))
+        self.passes[current].append((rows, sums))
+
+    def take(self) -> list[tuple[Tensor, Tensor]]:
+        """All parts of this pass."""
+        return self.passes.pop(torch._C._current_graph_task_id(), [])
+
+
+def _as_given(x: Tensor) -> torch.autocast:
+    """No autocast, which would leave the two passes with different precisions."""
+    return torch.autocast(x.device.type, enabled=False)
 
 
 class _Exponentiate(torch.autograd.Function):
@@ -315,17 +351,18 @@ class _Exponentiate(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, mask: Tensor | None, scale: float, sent: list[tuple[Tensor, Tensor]]
+        ctx: Any, query: Tensor, key: Tensor, mask: Tensor | None, scale: float, notes: Notes
     ) -> tuple[Tensor, Tensor]:
-        query = query * scale
-        scores = query @ key.transpose(-1, -2)
-        if mask is not None:
-            scores.masked_fill_(~mask, -math.inf)
-        matrix = scores.softmax(-1)  # one pass, and nothing overflows
-        if mask is not None:
-            matrix.masked_fill_(~mask.any(-1, keepdim=True), 0.0)  # of a particle that sees nobody
+        with _as_given(query):
+            query = query * scale
+            scores = query @ key.transpose(-1, -2)
+            if mask is not None:
+                scores.masked_fill_(~mask, -math.inf)
+            matrix = scores.softmax(-1)  # one pass, and nothing overflows
+            if mask is not None:
+                matrix.masked_fill_(~mask.any(-1, keepdim=True), 0.0)  # of a particle that sees nobody
         ctx.save_for_backward(query, key, matrix)
-        ctx.scale, ctx.sent = scale, sent
+        ctx.scale, ctx.notes = scale, notes
         ctx.set_materialize_grads(False)
         return matrix, matrix.new_zeros(())
 
@@ -333,13 +370,14 @@ class _Exponentiate(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, _matrix: Tensor | None, _token: Tensor | None) -> tuple[Tensor | None, ...]:
         query, key, matrix = ctx.saved_tensors
-        if not ctx.sent:
+        parts = ctx.notes.take()
+        if not parts:
             return None, None, None, None, None
-        rows, sums = (torch.cat(tensors, dim=-2) for tensors in zip(*ctx.sent, strict=True))
-        ctx.sent.clear()
-        # dE = sum over layers of dY^T X, one product for all; dA0 = dE * E
-        gradient = (sums.transpose(-1, -2) @ rows).mul_(matrix)
-        return (gradient @ key).mul_(ctx.scale), gradient.transpose(-1, -2) @ query, None, None, None
+        rows, sums = (torch.cat(tensors, dim=-2) for tensors in zip(*parts, strict=True))
+        with _as_given(query):
+            # dE = sum over layers of dY^T X, one product for all; dA0 = dE * E
+            gradient = (sums.transpose(-1, -2) @ rows).mul_(matrix)
+            return (gradient @ key).mul_(ctx.scale), gradient.transpose(-1, -2) @ query, None, None, None
 
 
 class _Mean(torch.autograd.Function):
@@ -351,34 +389,34 @@ class _Mean(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, matrix: Tensor, token: Tensor, value: Tensor, weight: Tensor, sent: list[tuple[Tensor, Tensor]]
-    ) -> Tensor:
+    def forward(ctx: Any, matrix: Tensor, token: Tensor, value: Tensor, weight: Tensor, notes: Notes) -> Tensor:
         batch, heads, keys, width = value.shape
         rows = value.new_empty(batch, heads, width + 1, keys)
         torch.mul(value.transpose(-1, -2), weight.unsqueeze(-2), out=rows[..., :-1, :])
         rows[..., -1, :] = weight
-        sums = rows @ matrix.transpose(-1, -2)
+        with _as_given(rows):
+            sums = rows @ matrix.transpose(-1, -2)
         norm = sums[..., -1:, :]
         norm = norm.masked_fill(norm == 0, 1.0)  # of a particle that sees nobody
         mixed = _by_particle(sums[..., :-1, :])
         torch.div(sums[..., :-1, :].transpose(-1, -2), norm.transpose(-1, -2), out=mixed)
         ctx.save_for_backward(matrix, rows, value, weight, sums, norm)
-        ctx.sent = sent
+        ctx.notes = notes
         return mixed
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, force: Tensor) -> tuple[Tensor | None, ...]:
         matrix, rows, value, weight, means, norm = ctx.saved_tensors
-        sums = torch.empty_like(means)
-        torch.div(force.transpose(-1, -2), norm, out=sums[..., :-1, :])
-        sums[..., -1:, :] = (sums[..., :-1, :] * means[..., :-1, :]).sum(-2, keepdim=True).div_(norm).neg_()
-        ctx.sent.append((rows, sums))
-        sent = sums @ matrix
-        to_value = _by_particle(sent[..., :-1, :])
-        torch.mul(sent[..., :-1, :].transpose(-1, -2), weight.unsqueeze(-1), out=to_value)
-        to_weight = (sent[..., :-1, :] * value.transpose(-1, -2)).sum(-2).add_(sent[..., -1, :])
+        with _as_given(force):
+            sums = torch.empty_like(means)
+            torch.div(force.transpose(-1, -2), norm, out=sums[..., :-1, :])
+            sums[..., -1:, :] = (sums[..., :-1, :] * means[..., :-1, :]).sum(-2, keepdim=True).div_(norm).neg_()
+            ctx.notes.add(rows, sums)
+            sent = sums @ matrix
+            to_value = _by_particle(sent[..., :-1, :])
+            torch.mul(sent[..., :-1, :].transpose(-1, -2), weight.unsqueeze(-1), out=to_value)
+            to_weight = (sent[..., :-1, :] * value.transpose(-1, -2)).sum(-2).add_(sent[..., -1, :])
         return None, sums.new_zeros(()), to_value, to_weight, None
 
 

@@ -43,7 +43,23 @@ class FeedForward(nn.Module):
         return self.down_proj(at.noise.dropout(inner, self.dropout))
 
 
-class RandomProjection(nn.Module):
+class Drawn(nn.Module):
+    """A module whose buffers were drawn once; a cast of the module leaves them in float32 at least.
+
+    An angle of a thousand has lost its sine in bf16, which has eight bits.
+    """
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Drawn":
+        exact = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, before in exact.items():
+            cast = self._buffers[name]
+            if before is not None and cast is not None and torch.finfo(cast.dtype).bits < 32:
+                self._buffers[name] = before.to(cast.device, torch.float32)
+        return self
+
+
+class RandomProjection(Drawn):
     """h U(t) S V(t) + b, with U and V sines and cosines of random angles that grow with depth (Dutta et al. 2021).
 
     As released: the angles are buffers, only the singular values S and the bias are trained, the scale is 1/sqrt(out)
@@ -60,8 +76,8 @@ class RandomProjection(nn.Module):
         self.scale = outputs**-0.5
         self.values = nn.Parameter(torch.empty(inputs))
         self.bias = nn.Parameter(torch.zeros(outputs))
-        self.register_buffer("left", torch.empty(inputs, inputs // 2))
-        self.register_buffer("right", torch.empty(outputs, outputs // 2))
+        self.register_buffer("left", torch.empty(inputs, inputs // 2, dtype=torch.float32))
+        self.register_buffer("right", torch.empty(outputs, outputs // 2, dtype=torch.float32))
 
     def forward(self, h: Tensor, depth: float | Tensor) -> Tensor:
         """The projection at that depth."""
@@ -98,7 +114,7 @@ class RandomFeedForward(nn.Module):
 PART = 2**19  # numbers that a processor's cache holds
 
 
-class Rotations(nn.Module):
+class Rotations(Drawn):
     """Rotations R(t) = Q^T G(t) Q of `size` entries each: turns of pairs by omega_p t, seen from a fixed mixture Q."""
 
     mixtures: Tensor
@@ -106,8 +122,8 @@ class Rotations(nn.Module):
 
     def __init__(self, count: int, size: int) -> None:
         super().__init__()
-        self.register_buffer("mixtures", torch.empty(count, size, size))
-        self.register_buffer("frequencies", torch.empty(size // 2))
+        self.register_buffer("mixtures", torch.empty(count, size, size, dtype=torch.float32))
+        self.register_buffer("frequencies", torch.empty(size // 2, dtype=torch.float32))
 
     def forward(self, time: float | Tensor) -> Float[Tensor, "count size size"]:
         """The matrices at that time."""

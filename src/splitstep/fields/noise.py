@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from splitstep.solver.randomness import random_state, set_random_state
+
 
 class Noise:
     """The randomness of one sub-step: drawn at its first stage, recalled in the same order at the others.
@@ -44,13 +46,12 @@ class Noise:
 
         For kernels that make a mask of their own, which would be too large to keep.
         """
-        generator = torch if device.type == "cpu" else torch.get_device_module(device)
-        now = generator.get_rng_state()
+        now = random_state(device)
         first_stage = self.cursor == len(self.drawn)
-        generator.set_rng_state(self._recall(lambda: now))
+        set_random_state(device, self._recall(lambda: now))
         yield
         if not first_stage:
-            generator.set_rng_state(now)
+            set_random_state(device, now)
 
     def _recall(self, draw: Callable[[], Tensor]) -> Tensor:
         if self.cursor == len(self.drawn):

@@ -102,6 +102,12 @@ class SplitstepPreTrainedModel(PreTrainedModel):
             logging.getLogger("splitstep").warning("new in %s, initialised at random: %s", cls.__name__, ", ".join(new))
         return (model, info) if output_loading_info else model
 
+    def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
+        """Keep one state a step in training, and compute what lies between again."""
+        if self.config.reversible:
+            raise UserError("a reversible model keeps no states, so there is nothing to checkpoint")
+        super().gradient_checkpointing_enable(*args, **kwargs)
+
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
         """The table of tokens, with another number of them where one is given; the output layer follows."""
         if self.config.adaptive_cutoffs is None:
@@ -205,8 +211,9 @@ def _init_evolution(module: nn.Module, std: float) -> None:
         init.normal_(module.right, std=float(len(module.right)))
     elif isinstance(module, Rotations):
         pairs = len(module.frequencies)
-        for mixture in module.mixtures:
-            init.orthogonal_(mixture)
+        if not getattr(module.mixtures, "_is_hf_initialized", False):  # which its slices would not show
+            for mixture in module.mixtures:
+                init.orthogonal_(mixture)
         init.copy_(module.frequencies, torch.arange(1, pairs + 1, device=module.mixtures.device) * (torch.pi / pairs))
     elif isinstance(module, RotatedFeedForward):
         init.ones_(module.up_scales)

@@ -203,6 +203,9 @@ class SplitstepConfig(PreTrainedConfig):
         """Refuse names that are in no table, sizes that do not fit, and combinations that cannot be."""
         for name, table in _NAMED.items():
             lookup(name, getattr(self, name), table)
+        for name, other, value in _ACTS_WITH:
+            if getattr(self, other) != value and getattr(self, name) != getattr(SplitstepConfig, name):
+                raise UserError(f"{name} is for {other} {value!r}, not {getattr(self, other)!r}")
         if self._attn_implementation is not None:
             lookup("attn_implementation", self._attn_implementation, KERNELS)
         for name in _SIZES:
@@ -228,8 +231,6 @@ class SplitstepConfig(PreTrainedConfig):
                 if getattr(self, name) != getattr(SplitstepConfig, name):
                     raise UserError(f"{name} is for a vocabulary with adaptive_cutoffs")
             return
-        if self.kind != "causal":
-            raise UserError(f"adaptive_cutoffs is for kind 'causal', not {self.kind!r}")
         edges = (0, *self.adaptive_cutoffs, self.vocab_size)
         if len(edges) == 2 or any(stop <= start for start, stop in pairwise(edges)):
             raise UserError(
@@ -253,10 +254,6 @@ class SplitstepConfig(PreTrainedConfig):
             )
         if self.reversible:
             self._check_reversible()
-        if self.kind != "seq2seq":
-            for name in ("num_decoder_layers", "decoder_splitting"):
-                if getattr(self, name) is not None:
-                    raise UserError(f"{name} is for kind 'seq2seq', not {self.kind!r}")
         if self.num_segments > 1 and self.attention == self.feed_forward == "full":
             raise UserError("num_segments is for attention 'evolved' or a feed_forward that moves with depth")
         if self.attention == "evolved":
@@ -388,6 +385,18 @@ _NAMED: dict[str, Any] = {
     "comparison": COMPARISONS,
     "initialization": INITIALIZATIONS,
 }
+# What acts under one value of another setting only; elsewhere it must be left as it is.
+_ACTS_WITH = (
+    ("num_decoder_layers", "kind", "seq2seq"),
+    ("decoder_splitting", "kind", "seq2seq"),
+    ("adaptive_cutoffs", "kind", "causal"),
+    ("evolution", "attention", "evolved"),
+    ("time_dim", "attention", "evolved"),
+    ("time_keys", "attention", "evolved"),
+    ("time_keys", "evolution", "published"),
+    ("attention_bias", "attention", "full"),
+    ("feed_forward_bias", "feed_forward", "full"),
+)
 _SIZES = (
     "vocab_size",
     "hidden_size",

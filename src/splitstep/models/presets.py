@@ -45,16 +45,23 @@ PRESETS |= {
 }
 
 
+DECODER_SETTINGS = {"decoder_splitting"}  # of a model with a decoder beside its encoder
+
+
+def settings_for(name: str, kind: str) -> dict[str, Any]:
+    """What a published architecture changes in a model of this kind, whatever else the kind usually has."""
+    row = lookup("preset", name, PRESETS)
+    lookup("kind", kind, KINDS)
+    return {key: value for key, value in row.items() if kind == "seq2seq" or key not in DECODER_SETTINGS}
+
+
 def preset(name: str, kind: str = "encoder", **sizes: Any) -> "SplitstepConfig":
     """The configuration of a published architecture; sizes and anything else by their Hugging Face names."""
     from splitstep.models.configuration import SplitstepConfig
 
-    row = lookup("preset", name, PRESETS)
-    defaults = lookup("kind", kind, KINDS)
-    if kind != "seq2seq":
-        row = {key: value for key, value in row.items() if key != "decoder_splitting"}
+    row = settings_for(name, kind)
     try:
-        return SplitstepConfig(**{"kind": kind} | defaults | row | sizes)
+        return SplitstepConfig(**{"kind": kind} | KINDS[kind] | row | sizes)
     except UserError:
         raise
     except (AttributeError, TypeError, ValueError) as error:  # of a key that Hugging Face's own configuration has

@@ -11,6 +11,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from splitstep.models.trunk import Halting
+
 Model = TypeVar("Model", bound=nn.Module)
 
 WEIGHT_STEPS, INPUT_STEPS = 127, 63
@@ -56,6 +58,6 @@ def quantized(model: Model) -> Model:
     made = copy.deepcopy(model).eval()
     for module in list(made.modules()):
         for name, inner in list(module.named_children()):
-            if isinstance(inner, nn.Linear):
+            if isinstance(inner, nn.Linear) and not isinstance(module, Halting):  # which reads the weights itself
                 setattr(module, name, Int8Linear(inner))
     return made

@@ -17,6 +17,7 @@ from splitstep.fields.noise import Noise
 from splitstep.fields.norms import PLACEMENTS, norm
 from splitstep.fields.terms import Term, right_hand_side
 from splitstep.models.configuration import SplitstepConfig
+from splitstep.solver.errors import UserError
 from splitstep.solver.flow import Dynamics, Field, Time, integrate
 from splitstep.solver.schedules import Step
 from splitstep.solver.sinusoids import sinusoid
@@ -152,6 +153,8 @@ class Stack(nn.Module):
         """
         record = Record() if record is None else record
         sights = {"interaction": interaction or Sight(), "coupling": coupling or Sight(), "convection": Sight()}
+        if self.scheme.reversible and torch.is_grad_enabled():
+            _refuse_records(record, sights)
         current = Pass(self, sights, coordinates=coordinates, cache=cache, record=record)
         x = integrate(
             x,
@@ -166,6 +169,12 @@ class Stack(nn.Module):
         if record.states:
             record.states[-1] = x  # the last state is the one that leaves the stack
         return x
+
+
+def _refuse_records(record: "Record", sights: Mapping[str, Sight]) -> None:
+    """A reversible pass keeps nothing on the way that a gradient could come back through."""
+    if record.states is not None or any(sight.record is not None for sight in sights.values()):
+        raise UserError("a reversible model shows its hidden states and attentions only under torch.no_grad()")
 
 
 @dataclass
@@ -337,6 +346,8 @@ class Pass(Dynamics):
         sight = self.sights[name]
         if name == "convection":
             return sight
+        if step.gamma < 0:  # the way back of a reversible step, which is none of the layer's own evaluations
+            sight = replace(sight, record=None)
         if self.stack.segments:
             sight = replace(sight, operator=self._operators[step.segment, name])
         splitting = self.stack.scheme.splitting

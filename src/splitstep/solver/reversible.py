@@ -11,15 +11,18 @@ and back, exactly but for round-off:
 The backward pass goes back this way and evaluates each increment again, with the random numbers of the first time.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from splitstep.solver import flow
+from splitstep.solver.errors import UserError
+from splitstep.solver.randomness import random_state, set_random_state
 from splitstep.solver.schedules import Schedule, Step
 from splitstep.solver.schemes import Scheme
 
@@ -45,46 +48,52 @@ class March:
 
 def integrate_reversibly(x: Tensor, march: March) -> Tensor:
     """Carry all particles from the first layer to the last, keeping nothing on the way."""
-    inputs = [tensor for now in march.schedule.steps for tensor in march.dynamics.inputs(now)]
-    unique = list({id(tensor): tensor for tensor in inputs}.values())
-    return _Reversible.apply(x, march, *unique)
+    # Asked for once: what a gradient is handed to is what it is taken by.
+    inputs = [march.dynamics.inputs(now) for now in march.schedule.steps]
+    unique = {id(tensor): tensor for each in inputs for tensor in each}
+    return _Reversible.apply(x, march, inputs, *unique.values())
 
 
 class _Reversible(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, march: March, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, march: March, inputs: list[list[Tensor]], *unique: Tensor) -> Tensor:
         y = z = x
-        ctx.march, ctx.random = march, []
+        ctx.march, ctx.inputs, ctx.random = march, inputs, []
         for now in march.schedule.steps:
-            ctx.random.append(_random_state(x.device))
+            march.dynamics.begin(y, now)  # to look on, as at the end: a step is an increment alone
+            ahead = random_state(x.device)
             y = COUPLING * y + (1 - COUPLING) * z + march.ahead(z, now)
-            ctx.random.append(_random_state(x.device))
+            back = random_state(x.device)
             z = z - march.back(y, now)
+            ctx.random.append((ahead, back))
             march.dynamics.end(y, now)
         ctx.save_for_backward(y, z)
         ctx.autocast = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else None
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         march: March = ctx.march
         y, z = ctx.saved_tensors
         to_y, to_z = gradients[0], torch.zeros_like(z)
         gathered: dict[int, Tensor] = {}
-        for now in reversed(march.schedule.steps):
-            with _as_then(ctx, y.device):
+        whole = zip(march.schedule.steps, ctx.inputs, ctx.random, strict=True)
+        for now, inputs, (ahead, back) in reversed(list(whole)):
+            with _as_then(ctx, y.device, back):
                 start = y.detach().requires_grad_()
                 moved = march.back(start, now)
-            to_y = to_y + _pulled(moved, start, -to_z, march.dynamics.inputs(now), gathered)
+            to_y = to_y + _pulled(moved, start, -to_z, inputs, gathered)
             z = z + moved.detach()
-            with _as_then(ctx, y.device):
+            with _as_then(ctx, y.device, ahead):
                 start = z.detach().requires_grad_()
                 moved = march.ahead(start, now)
-            to_z = to_z + (1 - COUPLING) * to_y + _pulled(moved, start, to_y, march.dynamics.inputs(now), gathered)
+            to_z = to_z + (1 - COUPLING) * to_y + _pulled(moved, start, to_y, inputs, gathered)
             y = (y - (1 - COUPLING) * z - moved.detach()) / COUPLING
             to_y = COUPLING * to_y
-        inputs = {id(tensor): tensor for now in march.schedule.steps for tensor in march.dynamics.inputs(now)}
-        return to_y + to_z, None, *(gathered.get(number) for number in inputs)
+        unique = {id(tensor): tensor for each in ctx.inputs for tensor in each}
+        _refuse_loss(unique, gathered)
+        return to_y + to_z, None, None, *(gathered[number] for number in unique)
 
 
 def _pulled(
@@ -100,21 +109,23 @@ def _pulled(
     return found[0]
 
 
+def _refuse_loss(inputs: Mapping[int, Tensor], gathered: Mapping[int, Tensor]) -> None:
+    """A weight may be without a part in one step, but not in all: then the steps use something in its place."""
+    lost = [tensor for number, tensor in inputs.items() if number not in gathered]
+    if lost:
+        raise UserError(
+            f"reversible steps have no gradient for {len(lost)} of their {len(inputs)} weights, the first of shape "
+            f"{tuple(lost[0].shape)}: no step uses them as they are; freeze them, or train without sharding"
+        )
+
+
 @contextmanager
-def _as_then(ctx: Any, device: torch.device) -> Iterator[None]:
-    """The random numbers and the precision of the forward pass, whose last increment is taken back first."""
-    now = _random_state(device)
-    _generator(device).set_rng_state(ctx.random.pop())
+def _as_then(ctx: Any, device: torch.device, state: Tensor) -> Iterator[None]:
+    """The random numbers and the precision of the forward pass."""
+    now = random_state(device)
+    set_random_state(device, state)
     try:
         with torch.enable_grad(), torch.autocast(device.type, ctx.autocast, enabled=ctx.autocast is not None):
             yield
     finally:
-        _generator(device).set_rng_state(now)
-
-
-def _generator(device: torch.device) -> Any:
-    return torch if device.type == "cpu" else torch.get_device_module(device)
-
-
-def _random_state(device: torch.device) -> Tensor:
-    return _generator(device).get_rng_state()
+        set_random_state(device, now)

@@ -202,11 +202,20 @@ def ready(recipe: Recipe, say: Say = lambda line: None) -> tuple[Task, Splitstep
     if recipe.training.select not in task.reported:
         raise unknown("training.select", recipe.training.select, task.reported)
     config = configuration(recipe, task)
-    if config.adaptive_cutoffs is not None and recipe.training.label_smoothing:
-        raise UserError("training.label_smoothing needs all log-probabilities, which an adaptive softmax does not make")
+    _check_training(recipe.training, config)
     for split in task.splits:
         task.lengths(split)
     return task, config
+
+
+def _check_training(settings: Training, config: SplitstepConfig) -> None:
+    """Refuse what a model cannot be trained with."""
+    if config.adaptive_cutoffs is not None and settings.label_smoothing:
+        raise UserError("training.label_smoothing needs all log-probabilities, which an adaptive softmax does not make")
+    if config.reversible and settings.gradient_checkpointing:
+        raise UserError("training.gradient_checkpointing has no part in a reversible model, which keeps no states")
+    if config.reversible and settings.sharding != "none":
+        raise UserError("training.sharding: a reversible model finds its weights whole; it is not sharded")
 
 
 def all_ready(recipes: Iterable[Recipe]) -> None:

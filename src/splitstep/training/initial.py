@@ -6,9 +6,9 @@ from typing import Any
 
 from splitstep.data.files import fingerprint
 from splitstep.models.configuration import SplitstepConfig
-from splitstep.models.presets import PRESETS
+from splitstep.models.presets import settings_for
 from splitstep.recipe import Recipe
-from splitstep.solver.errors import UserError, lookup
+from splitstep.solver.errors import UserError
 from splitstep.tasks import task_class
 
 LABELS = ("id2label", "label2id", "problem_type", "num_labels")  # of the task that the model was trained on before
@@ -39,7 +39,8 @@ def initial_configuration(folder: Path, recipe: Recipe, told: dict[str, Any]) ->
     known = known_configuration(folder)
     _check_vocabulary(folder, known, told)
     chosen = dict(recipe.model)
-    scheme = lookup("preset", chosen.pop("preset"), PRESETS) if "preset" in chosen else {}
+    kind = str(chosen.get("kind", known.kind))
+    scheme = settings_for(str(chosen.pop("preset")), kind) if "preset" in chosen else {}
     saved = json.loads((folder / "config.json").read_text())
     kept = {key: value for key, value in saved.items() if key not in LABELS}
     added = {key: value for key, value in told.items() if key not in ("vocab_size", "max_position_embeddings")}
