@@ -136,9 +136,9 @@ def _product(precision: str) -> Run:
 
 
 def precisions() -> dict[str, torch.dtype]:
-    """The precisions that this machine multiplies natively."""
+    """The precisions that this machine's processor multiplies natively."""
     able = torch.cpu.get_capabilities()
-    native = torch.cuda.is_available() or able.get("avx512_bf16") or able.get("amx_bf16")
+    native = able.get("avx512_bf16") or able.get("amx_bf16")
     return {"float32": torch.float32} | ({"bfloat16": torch.bfloat16} if native else {})
 
 

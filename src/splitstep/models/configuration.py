@@ -121,6 +121,7 @@ class SplitstepConfig(PreTrainedConfig):
 
     # Noise.
     dropout: float = 0.0
+    embedding_dropout: float | None = None  # dropout without it
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
     drop_path: float = 0.0
@@ -211,8 +212,8 @@ class SplitstepConfig(PreTrainedConfig):
         for name in _SIZES:
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("dropout", "attention_dropout", "activation_dropout", "classifier_dropout", "adaptive_dropout"):
-            if not 0 <= getattr(self, name) < 1:
+        for name in _RATES:
+            if not 0 <= (getattr(self, name) or 0) < 1:
                 raise UserError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
         if self.hidden_size % self.num_attention_heads:
             raise UserError(
@@ -317,6 +318,11 @@ class SplitstepConfig(PreTrainedConfig):
         )
 
     @property
+    def first_dropout(self) -> float:
+        """Of the first state."""
+        return self.dropout if self.embedding_dropout is None else self.embedding_dropout
+
+    @property
     def parts(self) -> tuple[str, ...]:
         """The stacks of this model; one without coupling is called encoder, whatever its mask."""
         return ("encoder", "decoder") if self.kind == "seq2seq" else ("encoder",)
@@ -396,6 +402,14 @@ _ACTS_WITH = (
     ("time_keys", "evolution", "published"),
     ("attention_bias", "attention", "full"),
     ("feed_forward_bias", "feed_forward", "full"),
+)
+_RATES = (
+    "dropout",
+    "embedding_dropout",
+    "attention_dropout",
+    "activation_dropout",
+    "classifier_dropout",
+    "adaptive_dropout",
 )
 _SIZES = (
     "vocab_size",

@@ -31,7 +31,7 @@ class TextEmbeddings(nn.Module):
         self.kind = config.position_embedding
         self.offset = config.position_offset
         self.ladder = config.sinusoid_ladder
-        self.dropout = config.dropout
+        self.dropout = config.first_dropout
         self.scale = math.sqrt(config.hidden_size) if config.scale_embedding else 1.0
         self.tokens = token_table(config) if part == "encoder" else None
         longest = config.max_position_embeddings + config.position_offset
@@ -80,7 +80,7 @@ class ImageEmbeddings(nn.Module):
         super().__init__()
         self.size, self.patch, self.channels = config.image_size, config.patch_size, config.num_channels
         self.side = config.image_size // config.patch_size
-        self.dropout = config.dropout
+        self.dropout = config.first_dropout
         self.patches = nn.Conv2d(config.num_channels, config.hidden_size, config.patch_size, config.patch_size)
         has_class = config.pooling == "first"
         self.class_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size)) if has_class else None

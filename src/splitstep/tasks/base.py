@@ -101,9 +101,10 @@ class Task(ABC):
         return self.fingerprint | {path.name: checksum(path)}
 
     @property
-    @abstractmethod
     def splits(self) -> list[str]:
-        """The names of the splits there are: train, valid, and test where there is one."""
+        """The names of the splits there are: train, and of valid and test what the recipe names or holds out."""
+        held_out = {"valid": getattr(self.data, "valid_every", None)}
+        return ["train", *(split for split in ("valid", "test") if getattr(self.data, split) or held_out.get(split))]
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:

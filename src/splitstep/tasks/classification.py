@@ -125,12 +125,6 @@ class Classification(Task):
         return data_folder(self.data.root, self.data.folder, self.say)
 
     @property
-    def splits(self) -> list[str]:
-        """train, and what the recipe names beside it."""
-        held_out = self.data.valid_every is not None
-        return ["train", *(s for s in ("valid", "test") if getattr(self.data, s) or (s == "valid" and held_out))]
-
-    @property
     def _held_out(self) -> int | None:
         return None if self.data.valid else self.data.valid_every
 

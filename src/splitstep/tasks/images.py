@@ -106,12 +106,6 @@ class Images(Task):
         """The files of all splits."""
         return dict(ChainMap(*self._checksums.values()))
 
-    @property
-    def splits(self) -> list[str]:
-        """train, and what the recipe names beside it."""
-        held_out = self.data.valid_every is not None
-        return ["train", *(s for s in ("valid", "test") if getattr(self.data, s) or (s == "valid" and held_out))]
-
     @cached_property
     def names(self) -> list[str]:
         """What each label is called; a trained model's data must have its labels."""

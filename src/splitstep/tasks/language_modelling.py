@@ -80,11 +80,6 @@ class LanguageModelling(Task):
             return Path()
         return data_folder(self.data.root, self.data.folder, self.say)
 
-    @property
-    def splits(self) -> list[str]:
-        """Train, valid, and test where the recipe names it."""
-        return [split for split in ("train", "valid", "test") if getattr(self.data, split)]
-
     @cached_property
     def fingerprint(self) -> dict[str, str]:
         """The files of all splits."""

@@ -82,11 +82,6 @@ class PreTraining(Task):
     def _root(self) -> Path:
         return data_folder(self.data.root, self.data.folder, self.say)
 
-    @property
-    def splits(self) -> list[str]:
-        """Train, valid, and test where the recipe names it."""
-        return ["train", "valid", *(["test"] if self.data.test else [])]
-
     @cached_property
     def _files(self) -> dict[str, list[tuple[str, Path]]]:
         """The files of each split that the recipe names, with their formats."""

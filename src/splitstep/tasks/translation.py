@@ -97,12 +97,6 @@ class Translation(Task):
         files = chain(*(self._format.files(self._root, name, self._languages) for name in patterns))
         return fingerprint(files, under=self._root)
 
-    @property
-    def splits(self) -> list[str]:
-        """train, and what the recipe names beside it."""
-        held_out = self.data.valid_every is not None
-        return ["train", *(s for s in ("valid", "test") if getattr(self.data, s) or (s == "valid" and held_out))]
-
     def pairs(self, split: str, say: Callable[[str], None] = lambda line: None) -> list[Pair]:
         """The sentences of a split as they stand in the files."""
         reading = Reading(self.data.on_bad, say)

@@ -158,7 +158,11 @@ def environment() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    """Of our own repository; an installed package may lie in another, whose commit says nothing."""
+    root = Path(__file__).parents[3]
+    if not (root / ".git").exists():
+        return None
+    asked = ["git", "-C", str(root), "rev-parse", "HEAD"]
     try:
         return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):
