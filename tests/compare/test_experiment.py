@@ -19,6 +19,7 @@ from splitstep.compare.schemes import Scheme, contestants, shares_weights, width
 from splitstep.recipe import recipe, toml
 from splitstep.reports import page, tables
 from splitstep.solver.errors import RunError, UserError
+from splitstep.tasks.bleu import bleu
 from splitstep.tasks.scores import SCORES
 from splitstep.training.engine import paces, task_of
 
@@ -277,6 +278,22 @@ def test_the_difference_is_that_of_the_metric_the_recipe_chose(metric, tmp_path)
     assert second["difference"] == pytest.approx(second["mean"] - first["mean"], abs=1e-6)
 
 
+def test_published_bleu_stands_beside_ours_by_its_own_convention(tmp_path):
+    rows = [{"model.preset": "parallel", "model.dropout": 0.0, "value": 27.3}]
+    published = {"source": "A paper", "metric": "bleu", "convention": "transevolve", "rows": rows}
+    tables_ = corpora.translation_recipe(corpora.parallel(tmp_path / "data"), training=quiet)
+    experiment = Experiment(
+        tmp_path / "a", recipe(tables_ | {"published": published}), ["transformer", "parallel"], "none", 1
+    )
+    results = compare(experiment, say=lambda line: None)
+    lines = (tmp_path / "a" / "parallel" / "seed-1" / "predictions-test.jsonl").read_text().splitlines()
+    texts = [[json.loads(line)[key] for line in lines] for key in ("hypothesis", "reference")]
+    (here,) = results["published"]["rows"][0]["here"]
+    assert here["scheme"] == "parallel"
+    assert here["values"] == [bleu(*texts, convention="transevolve", language="en")[0]]
+    assert results["signature"].endswith("convention:detokenized")
+
+
 def test_a_claim_is_answered_only_where_its_premise_holds(whole):
     names = ["transformer", "parallel", "transevolve-full-1"]
     claims = {claim.scheme: claim for claim in CLAIMS if claim.other == "transformer"}
@@ -340,7 +357,7 @@ LOOKING = """<script>setTimeout(() => {
   page.dispatchEvent(new Event("beforeprint"));
   document.body.dataset.found = JSON.stringify({
     width: page.innerWidth, needed: page.document.documentElement.scrollWidth, error: body.dataset.error || null,
-    plots: body.querySelectorAll(".js-plotly-plot .main-svg .plot").length,
+    plots: body.querySelectorAll(".js-plotly-plot .scatterlayer").length,
     closed: body.querySelectorAll("details:not([open])").length, runs: body.querySelectorAll("details").length,
   });
 }, 15000);</script>"""

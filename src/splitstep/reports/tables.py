@@ -95,6 +95,12 @@ def rows(results: dict[str, Any]) -> list[dict[str, str]]:
     return table
 
 
+def brief(row: dict[str, str]) -> dict[str, str]:
+    """The cells that a terminal has room for: quality, and two costs."""
+    keys = list(row)
+    return {key: row[key] for key in [*keys[: keys.index("verdict") + 1], "parameters", "training"]}
+
+
 def markdown(table: list[dict[str, str]]) -> str:
     """The table in Markdown."""
     if not table:
@@ -203,7 +209,7 @@ def published_rows(results: dict[str, Any]) -> list[dict[str, str]]:
 def published_notes(results: dict[str, Any]) -> str:
     """Where the published numbers are from, what they are, and how their making differs."""
     quoted = results.get("published") or {}
-    labels = {"source": "Source", "convention": "BLEU of both by the convention", "claim": "Claim"}
+    labels = {"source": "Source", "convention": "BLEU by the convention", "claim": "Claim"}
     labels |= {"differs": "How it differs"}
     notes = [f"{label}: {str(quoted[key]).rstrip('.')}." for key, label in labels.items() if key in quoted]
     return " ".join(" ".join(notes).split())
