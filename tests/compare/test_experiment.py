@@ -347,7 +347,7 @@ def test_the_command_compares_reports_and_prints_json(whole, tmp_path):
     _drawn_in_a_browser(out / "report.html", tmp_path, plots=4)
 
 
-PHONE = 360  # pixels; chromium's own windows are no narrower than 500, so the page stands in a frame
+WIDTHS = {"screen": 1200, "phone": 360, "paper": 980}  # pixels; paper is Letter, landscape, within its margins
 
 WATCHING = """<script>window.addEventListener("error", e => document.body.dataset.error = e.message);
 console.error = (...words) => document.body.dataset.error = words.join(" ");</script>"""
@@ -358,20 +358,23 @@ LOOKING = """<script>setTimeout(() => {
   document.body.dataset.found = JSON.stringify({
     width: page.innerWidth, needed: page.document.documentElement.scrollWidth, error: body.dataset.error || null,
     plots: body.querySelectorAll(".js-plotly-plot .scatterlayer").length,
+    tables: Math.max(...[...body.querySelectorAll("table")].map(table => table.scrollWidth)),
     closed: body.querySelectorAll("details:not([open])").length, runs: body.querySelectorAll("details").length,
   });
 }, 15000);</script>"""
 
 
 def _drawn_in_a_browser(path, tmp_path, *, plots):
-    """Every plot is drawn, on a screen and on a phone, nothing sticks out, and the console has nothing to say."""
+    """Every plot is drawn, nothing sticks out, paper cuts no table and closes nothing, and the console is silent."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("the page is complete; that a browser draws it cannot be checked without chromium")
-    inner = escape(path.read_text().replace("<body>", f"<body>{WATCHING}", 1))
-    for width in (1200, PHONE):
-        framed = tmp_path / f"framed-{width}.html"
+    watched = path.read_text().replace("<body>", f"<body>{WATCHING}", 1)
+    for medium, width in WIDTHS.items():
+        # Chromium's own windows are no narrower than 500 pixels, so the page stands in a frame.
+        inner = escape(watched.replace("@media print", "@media all") if medium == "paper" else watched)
         frame = f'<iframe style="border:0" width="{width}" height="900" srcdoc="{inner}"></iframe>'
+        framed = tmp_path / f"{medium}.html"
         framed.write_text(f"<!doctype html><body>{frame}{LOOKING}</body>")
         command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1300,900"]
         profile = f"--user-data-dir={tmp_path / 'profile'}"
@@ -383,5 +386,6 @@ def _drawn_in_a_browser(path, tmp_path, *, plots):
         )
         found = json.loads(unescape(re.findall(r'data-found="([^"]*)"', answer.stdout)[0]))
         assert found.pop("needed") <= width
+        assert found.pop("tables") <= width or medium != "paper"
         assert found.pop("runs") > 0
         assert found == {"width": width, "error": None, "plots": plots, "closed": 0}
