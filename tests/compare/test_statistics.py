@@ -65,6 +65,19 @@ def test_the_margin_of_one_cause_alone_is_the_textbook_one(mean, variance):
     assert chance(mean, 0.0, variance, 4) == pytest.approx(2 * stats.norm.sf(score), rel=1e-6)
 
 
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_the_bootstrap_finds_the_variances_that_a_mean_has(seeds):
+    rng = np.random.default_rng(4)
+    runs = [answers(rng, seeds, 0.6, difficulty=0.2 * rng.standard_normal(400), examples=400) for _ in range(2)]
+    found = difference("accuracy", *runs)
+    apart = np.stack([ours[:, 0] - theirs[:, 0] for ours, theirs in zip(*runs, strict=True)])
+    of_mean, of_one = apart.mean(0).var() / 400, apart.var(1).mean() / 400
+    parts = variances(apart.mean(1), of_mean=of_mean, of_one=of_one)
+    assert found.value == pytest.approx(apart.mean())
+    assert found.interval[1] - found.value == pytest.approx(float(margin(*parts, seeds)), rel=0.05)
+    assert found.p_value == pytest.approx(chance(apart.mean(), *map(float, parts), seeds), rel=0.2)
+
+
 def test_a_difference_can_be_seen_from_the_other_side():
     found = Difference(1.0, (-0.5, 2.5), 0.2, "a test")
     assert found.reversed() == Difference(-1.0, (-2.5, 0.5), 0.2, "a test")

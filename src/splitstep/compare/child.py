@@ -20,7 +20,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def at_work(folder: Path) -> bool:
     """Whether another process holds the lock of a run folder."""
     lock = folder / ".lock"
-    if not lock.is_file():
+    if not os.access(lock, os.W_OK):  # it is not there, or the run itself will say what is wrong
         return False
     with lock.open("r+") as file:
         try:
