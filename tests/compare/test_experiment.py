@@ -5,18 +5,23 @@ import re
 import shutil
 import subprocess
 import sys
+from html import escape, unescape
 from xml.etree import ElementTree
 
 import pytest
 from plotly.offline import get_plotlyjs
 from tests import corpora
 
+from splitstep.compare.claims import CLAIMS
 from splitstep.compare.experiment import Experiment, compare
-from splitstep.compare.schemes import Scheme, contestants
+from splitstep.compare.measures import MEASURES, measure_name
+from splitstep.compare.schemes import Scheme, contestants, shares_weights, width_step
 from splitstep.recipe import recipe, toml
 from splitstep.reports import page, tables
-from splitstep.solver.errors import UserError
-from splitstep.training.engine import paces
+from splitstep.solver.errors import RunError, UserError
+from splitstep.tasks.bleu import bleu
+from splitstep.tasks.scores import SCORES
+from splitstep.training.engine import paces, task_of
 
 quiet = {"updates": 3, "evaluate_every": 3, "log_every": 1}
 
@@ -50,6 +55,7 @@ def test_parameters_are_matched_within_a_hundredth(whole, name):
 
 @pytest.mark.parametrize("name", ["universal", "transevolve-random-1", "parallel/num_independent_layers=1"])
 def test_a_scheme_whose_point_is_fewer_parameters_is_not_widened(whole, name):
+    whole = recipe(corpora.merged(whole.settings(), {"model": {"num_hidden_layers": 2}}))
     with pytest.raises(UserError, match=r"fewer parameters are its point.*use --match flops or --match none"):
         contestants(whole, ["transformer", name], "parameters")
 
@@ -64,6 +70,34 @@ def test_with_equal_flops_four_evaluations_leave_a_quarter_of_the_updates(whole)
     assert other.adjusted["updates"] == other.recipe.training.updates
 
 
+def test_the_width_is_a_multiple_of_what_the_splitting_divides_it_by(whole):
+    base = {"splitting": "suzuki4", "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 640}
+    sizes = recipe(corpora.merged(whole.settings(), {"model": base}))
+    _, other = contestants(sizes, ["transformer/intermediate_size=800", "macaron/splitting=suzuki4"], "parameters")
+    networks = other.config.scheme(other.config.parts[0]).splitting.uses("convection")
+    assert networks > 8
+    assert other.adjusted["intermediate_size"] % networks == 0
+    assert width_step(other.config) % networks == 0
+
+
+def test_layers_that_all_have_their_own_weights_share_none(whole):
+    deep = recipe(corpora.merged(whole.settings(), {"model": {"num_hidden_layers": 3}}))
+    names = ["transformer", "parallel/num_independent_layers=3", "parallel/num_independent_layers=1"]
+    found = [shares_weights(one.config) for one in contestants(deep, names, "none")]
+    assert found == [False, False, True]
+    assert contestants(deep, names[:2], "parameters")[1].adjusted == {}
+
+
+def test_the_updates_of_epochs_are_counted_where_their_number_is_changed(whole):
+    tables = corpora.merged(whole.settings(), {"training": {"epochs": 20}})
+    del tables["training"]["updates"]
+    baseline, other = contestants(recipe(tables), ["parallel", "parallel-rk4"], "flops")
+    share = baseline.flops_per_unit / other.flops_per_unit
+    assert baseline.recipe.training.epochs == 20
+    assert baseline.updates > 20
+    assert (other.recipe.training.epochs, other.updates) == (None, round(baseline.updates * share))
+
+
 def test_with_equal_seconds_a_slow_scheme_has_fewer_updates_and_the_pace_is_measured_once(whole, tmp_path, monkeypatch):
     from splitstep.training import engine
 
@@ -74,6 +108,9 @@ def test_with_equal_seconds_a_slow_scheme_has_fewer_updates_and_the_pace_is_meas
         results = compare(experiment, say=lambda line: None)
         assert [row["adjusted"].get("updates") for row in results["schemes"]] == [None, 2]
     assert measured == [2]
+    more = Experiment(tmp_path / "a", whole, ["transformer", "parallel", "macaron"], "seconds", 1)
+    with pytest.raises(UserError, match=r"holds another comparison: comparison.schemes was .*'macaron'\]$"):
+        compare(more, say=lambda line: None)
     with pytest.raises(UserError, match=r"comparison.match was 'seconds', now 'none'"):
         compare(Experiment(tmp_path / "a", whole, ["transformer", "parallel"], "none", 1), say=lambda line: None)
     with pytest.raises(UserError, match="tells comparisons apart by the names of their folders, got a, a"):
@@ -119,6 +156,9 @@ def test_a_comparison_goes_on_where_it_was_and_ends_the_same(whole, tmp_path, mo
         {"better": "holds", "worse": "the opposite holds"}.get(row["verdict"], "not shown")
         for row in first["schemes"][1:]
     ]
+    corrected = [[held["p_corrected"] for held in part] for part in (first["claims"], first["schemes"][1:])]
+    assert corrected[0] == corrected[1]
+    assert first["pairs"] == 2
     _report_can_be_made_again(tmp_path / "a", tmp_path / "report")
     from splitstep.training import engine
 
@@ -151,17 +191,22 @@ def _report_can_be_made_again(folder, out):
     assert {"macaron", "parallel"} <= set(words)
 
 
-def test_a_run_that_fails_is_shown_and_the_others_go_on(whole, tmp_path, monkeypatch):
+def _failing(monkeypatch, *presets):
+    """Training fails for some presets."""
     from splitstep.training import engine
 
     trained = engine.train
 
     def failing(run, *args, **kwargs):
-        if run.model["preset"] == "macaron":
+        if run.model["preset"] in presets:
             raise RuntimeError("out of luck <script>")
         return trained(run, *args, **kwargs)
 
     monkeypatch.setattr(engine, "train", failing)
+
+
+def test_a_run_that_fails_is_shown_and_the_others_go_on(whole, tmp_path, monkeypatch):
+    _failing(monkeypatch, "macaron")
     names = ["transformer", "macaron", "parallel"]
     results = compare(Experiment(tmp_path / "a", whole, names, "none", 1), say=lambda line: None)
     macaron = results["schemes"][1]
@@ -170,6 +215,96 @@ def test_a_run_that_fails_is_shown_and_the_others_go_on(whole, tmp_path, monkeyp
     assert results["schemes"][2]["verdict"]
     assert "failed: macaron" in tables.sentence(results)
     assert "out of luck &lt;script&gt;" in page.page([tmp_path / "a"])
+    assert "- macaron, seed-1: out of luck <script>" in page.markdown([tmp_path / "a"])
+
+
+def test_where_the_baseline_fails_the_others_are_still_measured_on_the_test_split(whole, tmp_path, monkeypatch):
+    _failing(monkeypatch, "transformer")
+    experiment = Experiment(tmp_path / "a", whole, ["transformer", "parallel"], "none", 1)
+    results = compare(experiment, say=lambda line: None)
+    assert results["split"] == "test"
+    first, second = tables.rows(results)
+    assert (first["verdict"], second["verdict"]) == ("failed", "no seed in common with the baseline")
+
+
+def test_a_comparison_without_one_finished_run_has_failed(whole, tmp_path, monkeypatch):
+    _failing(monkeypatch, "transformer", "parallel")
+    experiment = Experiment(tmp_path / "a", whole, ["transformer", "parallel"], "none", 2)
+    with pytest.raises(RunError, match="not one of 4 runs finished; transformer 1 failed: out of luck"):
+        compare(experiment, say=lambda line: None)
+
+
+def test_a_metric_without_a_significance_test_is_refused_before_training(whole, tmp_path, monkeypatch):
+    _failing(monkeypatch, "transformer", "parallel")
+    monkeypatch.delitem(MEASURES, "perplexity")
+    experiment = Experiment(tmp_path / "a", whole, ["transformer", "parallel"], "none", 1)
+    with pytest.raises(UserError, match="no significance test for the metric 'perplexity'; there is for bleu, acc"):
+        compare(experiment, say=lambda line: None)
+    assert not (tmp_path / "a").exists()
+
+
+def _measured_recipes(folder):
+    news, glue, texts = corpora.news(folder / "news"), corpora.glue(folder), corpora.documents(folder / "texts")
+    yield corpora.translation_recipe(folder)
+    yield corpora.language_recipe(folder)
+    yield corpora.pretraining_recipe(texts)
+    yield corpora.matching_recipe(folder)
+    for name in SCORES["classes"]:
+        yield corpora.classification_recipe(news, evaluation={"metrics": [name]})
+    for name in corpora.GLUE_COLUMNS:
+        yield corpora.glue_recipe(glue, data={"task": name})
+
+
+def test_every_metric_that_a_recipe_can_choose_has_a_test(tmp_path):
+    names = {measure_name(task_of(recipe(tables))) for tables in _measured_recipes(tmp_path)}
+    assert names == set(MEASURES) - {"spearman"}  # which stands behind pearson unless it is chosen
+
+
+CHOSEN = {
+    "f1": lambda folder: corpora.classification_recipe(corpora.news(folder), evaluation={"metrics": ["f1"]}),
+    "matthews": lambda folder: corpora.glue_recipe(corpora.glue(folder), data={"task": "CoLA"}),
+    "pearson": lambda folder: corpora.glue_recipe(corpora.glue(folder), data={"task": "STS-B"}),
+    "mlm_loss": lambda folder: corpora.pretraining_recipe(corpora.documents(folder)),
+}
+
+
+@pytest.mark.parametrize("metric", CHOSEN)
+def test_the_difference_is_that_of_the_metric_the_recipe_chose(metric, tmp_path):
+    chosen = recipe(corpora.merged(CHOSEN[metric](tmp_path / "data"), {"training": quiet}))
+    experiment = Experiment(tmp_path / "a", chosen, ["transformer", "parallel"], "none", 1)
+    results = compare(experiment, say=lambda line: None)
+    first, second = results["schemes"]
+    assert results["metric"] == metric
+    assert second["difference"] == pytest.approx(second["mean"] - first["mean"], abs=1e-6)
+
+
+def test_published_bleu_stands_beside_ours_by_its_own_convention(tmp_path):
+    rows = [{"model.preset": "parallel", "model.dropout": 0.0, "value": 27.3}]
+    published = {"source": "A paper", "metric": "bleu", "convention": "transevolve", "rows": rows}
+    tables_ = corpora.translation_recipe(corpora.parallel(tmp_path / "data"), training=quiet)
+    experiment = Experiment(
+        tmp_path / "a", recipe(tables_ | {"published": published}), ["transformer", "parallel"], "none", 1
+    )
+    results = compare(experiment, say=lambda line: None)
+    lines = (tmp_path / "a" / "parallel" / "seed-1" / "predictions-test.jsonl").read_text().splitlines()
+    texts = [[json.loads(line)[key] for line in lines] for key in ("hypothesis", "reference")]
+    (here,) = results["published"]["rows"][0]["here"]
+    assert here["scheme"] == "parallel"
+    assert here["values"] == [bleu(*texts, convention="transevolve", language="en")[0]]
+    assert results["signature"].endswith("convention:detokenized")
+
+
+def test_a_claim_is_answered_only_where_its_premise_holds(whole):
+    names = ["transformer", "parallel", "transevolve-full-1"]
+    claims = {claim.scheme: claim for claim in CLAIMS if claim.other == "transformer"}
+    for rate, said in ((0.0, ""), (0.1, "dropout is 0.1, the claim is of 0")):
+        base, parallel, evolved = contestants(
+            recipe(corpora.merged(whole.settings(), {"model": {"dropout": rate}})), names, "none"
+        )
+        assert claims["parallel"].differs(parallel, base) == said
+        fewer = evolved.parameters.body < base.parameters.body
+        assert bool(claims["transevolve-full-1"].differs(evolved, base)) == (not fewer)
+    assert "parameters in the layers" in claims["transevolve-full-1"].differs(base, base)
 
 
 @pytest.mark.parametrize("unit", ["tokens", "images", "examples"])
@@ -198,32 +333,59 @@ def test_the_command_compares_reports_and_prints_json(whole, tmp_path):
     assert results["schemes"][1].keys() >= {"name", "metric", "mean", "values", "difference", "interval", "p_value"}
     text = (out / "report.html").read_text()
     assert "A paper &lt;b&gt;" in text
+    (quoted,) = tables.published_rows(results)
+    value = tables.quality(results["schemes"][1])
+    assert quoted == {"published": "model.preset = parallel", "value": "1.5", "here": f"parallel: {value}"}
+    assert f"| model.preset = parallel | 1.5 | parallel: {value} |" in (out / "report.md").read_text()
+    assert "Source: A paper <b>. How it differs: much." in (out / "report.md").read_text()
     assert not re.search(r'(src|href)="http', text.replace(get_plotlyjs(), ""))
-    assert text.count('role="img"') == 4
+    assert text.count("<figcaption>") == 4
+    assert '<th scope="col">scheme</th>' in text
+    assert '<th scope="row">transformer</th>' in text
     assert "<h1>" in text
     assert "| transformer |" in (out / "report.md").read_text()
     _drawn_in_a_browser(out / "report.html", tmp_path, plots=4)
 
 
+WIDTHS = {"screen": 1200, "phone": 360, "paper": 980}  # pixels; paper is Letter, landscape, within its margins
+
+WATCHING = """<script>window.addEventListener("error", e => document.body.dataset.error = e.message);
+console.error = (...words) => document.body.dataset.error = words.join(" ");</script>"""
+
+LOOKING = """<script>setTimeout(() => {
+  const page = document.querySelector("iframe").contentWindow, body = page.document.body;
+  page.dispatchEvent(new Event("beforeprint"));
+  document.body.dataset.found = JSON.stringify({
+    width: page.innerWidth, needed: page.document.documentElement.scrollWidth, error: body.dataset.error || null,
+    plots: body.querySelectorAll(".js-plotly-plot .scatterlayer").length,
+    tables: Math.max(...[...body.querySelectorAll("table")].map(table => table.scrollWidth)),
+    closed: body.querySelectorAll("details:not([open])").length, runs: body.querySelectorAll("details").length,
+  });
+}, 15000);</script>"""
+
+
 def _drawn_in_a_browser(path, tmp_path, *, plots):
-    """Every plot is drawn, on a screen and on a phone, and the console has nothing to say."""
+    """Every plot is drawn, nothing sticks out, paper cuts no table and closes nothing, and the console is silent."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("the page is complete; that a browser draws it cannot be checked without chromium")
-    watching = """<script>window.addEventListener("error", e => document.body.dataset.error = e.message);
-        console.error = (...words) => document.body.dataset.error = words.join(" ");</script>"""
-    watched = tmp_path / "watched.html"
-    watched.write_text(path.read_text().replace("<body>", f"<body>{watching}", 1))
-    for width in (1200, 360):
-        command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900"]
+    watched = path.read_text().replace("<body>", f"<body>{WATCHING}", 1)
+    for medium, width in WIDTHS.items():
+        # Chromium's own windows are no narrower than 500 pixels, so the page stands in a frame.
+        inner = escape(watched.replace("@media print", "@media all") if medium == "paper" else watched)
+        frame = f'<iframe style="border:0" width="{width}" height="900" srcdoc="{inner}"></iframe>'
+        framed = tmp_path / f"{medium}.html"
+        framed.write_text(f"<!doctype html><body>{frame}{LOOKING}</body>")
+        command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1300,900"]
         profile = f"--user-data-dir={tmp_path / 'profile'}"
         answer = subprocess.run(
-            [*command, profile, "--virtual-time-budget=20000", "--dump-dom", watched.as_uri()],
+            [*command, profile, "--virtual-time-budget=20000", "--dump-dom", framed.as_uri()],
             capture_output=True,
             text=True,
             timeout=120,
         )
-        before, _, body = answer.stdout.partition("<h1>")  # plotly itself stands before
-        assert "data-error" not in before.rpartition("<body")[2]
-        assert body.count('class="js-plotly-plot') == plots, answer.stderr
-        assert body.count('class="main-svg"') >= plots
+        found = json.loads(unescape(re.findall(r'data-found="([^"]*)"', answer.stdout)[0]))
+        assert found.pop("needed") <= width
+        assert found.pop("tables") <= width or medium != "paper"
+        assert found.pop("runs") > 0
+        assert found == {"width": width, "error": None, "plots": plots, "closed": 0}

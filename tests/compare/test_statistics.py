@@ -2,13 +2,16 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.significance import PairedTest
+from scipy import stats
 
 from splitstep.compare import statistics
-from splitstep.compare.statistics import LEVEL, MEASURES, corrected, difference
+from splitstep.compare.measures import MEASURES
+from splitstep.compare.statistics import LEVEL, Difference, chance, corrected, difference, margin, variances
+from splitstep.tasks.scores import SCORES
 
 
 def answers(rng, seeds, chance, *, noise=0.0, examples=200, difficulty=None):
@@ -21,17 +24,67 @@ def answers(rng, seeds, chance, *, noise=0.0, examples=200, difficulty=None):
     ]
 
 
-@pytest.mark.parametrize(("seeds", "noise"), [(1, 0.0), (3, 0.0), (3, 0.02), (5, 0.02)])
-def test_two_equal_schemes_differ_by_chance_as_often_as_the_level_says(seeds, noise, monkeypatch):
+def test_two_equal_schemes_differ_by_chance_as_often_as_the_level_says_with_one_seed(monkeypatch):
     monkeypatch.setattr(statistics, "TRIALS", 100)
     rng = np.random.default_rng(0)
     difficulty = 0.2 * rng.standard_normal(200)
-    pairs = ([answers(rng, seeds, 0.6, noise=noise, difficulty=difficulty) for _ in range(2)] for _ in range(200))
+    pairs = ([answers(rng, 1, 0.6, difficulty=difficulty) for _ in range(2)] for _ in range(200))
     found = np.mean([difference("accuracy", *pair).p_value < LEVEL for pair in pairs])
     assert 0.005 < found < 0.095
 
 
-@pytest.mark.parametrize("seeds", [1, 3])
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+@pytest.mark.parametrize(
+    "noise", [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
+)  # of seeds, in deviations of a seed's own errors
+@pytest.mark.parametrize("shared", [0.0, 0.5, 1.0, 4.0])  # of examples that are hard for one scheme with every seed
+def test_two_equal_schemes_differ_by_chance_no_oftener_than_the_level_says(seeds, noise, shared):
+    rng, trials, examples = np.random.default_rng(0), 6000, 100
+    own = rng.standard_normal((trials, seeds, examples)) + shared * rng.standard_normal((trials, 1, examples))
+    found = own + noise * rng.standard_normal((trials, seeds, 1)) / np.sqrt(examples)
+    values = found.mean(2)
+    of_mean, of_one = found.mean(1).var(1, ddof=1) / examples, found.var(2, ddof=1).mean(1) / examples
+    parts = variances(values, of_mean=of_mean, of_one=of_one)
+    wrong = np.mean(np.abs(values.mean(1)) > margin(*parts, seeds))
+    assert 0.005 < wrong < 0.06
+
+
+@given(st.floats(0.01, 10), st.floats(0.01, 4), st.floats(0, 4), st.integers(2, 9), st.floats(0.001, 0.9))
+@settings(deadline=None)
+def test_the_p_value_is_below_a_level_where_the_mean_is_beyond_its_margin(mean, seeds, examples, count, level):
+    reach = margin(seeds, examples, count, level)
+    if abs(mean - reach) > 1e-6 * mean:
+        assert (chance(mean, seeds, examples, count) < level) == (mean > reach)
+
+
+@given(st.floats(-5, 5), st.floats(0.01, 3))
+@settings(deadline=None)
+def test_the_margin_of_one_cause_alone_is_the_textbook_one(mean, variance):
+    score = abs(mean) / np.sqrt(variance)
+    assert chance(mean, variance, 0.0, 4) == pytest.approx(2 * stats.t.sf(score, 3), rel=1e-6)
+    assert chance(mean, 0.0, variance, 4) == pytest.approx(2 * stats.norm.sf(score), rel=1e-6)
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_the_bootstrap_finds_the_variances_that_a_mean_has(seeds):
+    rng = np.random.default_rng(4)
+    runs = [answers(rng, seeds, 0.6, difficulty=0.2 * rng.standard_normal(400), examples=400) for _ in range(2)]
+    found = difference("accuracy", *runs)
+    apart = np.stack([ours[:, 0] - theirs[:, 0] for ours, theirs in zip(*runs, strict=True)])
+    of_mean, of_one = apart.mean(0).var() / 400, apart.var(1).mean() / 400
+    parts = variances(apart.mean(1), of_mean=of_mean, of_one=of_one)
+    assert found.value == pytest.approx(apart.mean())
+    assert found.interval[1] - found.value == pytest.approx(float(margin(*parts, seeds)), rel=0.05)
+    assert found.p_value == pytest.approx(chance(apart.mean(), *map(float, parts), seeds), rel=0.2)
+
+
+def test_a_difference_can_be_seen_from_the_other_side():
+    found = Difference(1.0, (-0.5, 2.5), 0.2, "a test")
+    assert found.reversed() == Difference(-1.0, (-2.5, 0.5), 0.2, "a test")
+    assert found.reversed().reversed() == found
+
+
+@pytest.mark.parametrize("seeds", [1, 3, 5])
 def test_a_clear_difference_is_found(seeds):
     rng = np.random.default_rng(1)
     better, worse = answers(rng, seeds, 0.8, noise=0.01), answers(rng, seeds, 0.6, noise=0.01)
@@ -51,7 +104,7 @@ def test_one_seed_with_noise_in_training_is_not_said_to_be_sure():
 @pytest.mark.parametrize("metric", MEASURES)
 def test_the_difference_of_a_scheme_to_itself_is_nothing(metric):
     rng = np.random.default_rng(3)
-    width = 10 if metric == "bleu" else 2
+    width = {"bleu": 10, "pearson": 6, "spearman": 6, "f1": 9, "f1_binary": 6, "matthews": 9}.get(metric, 2)
     runs = [rng.integers(1, 9, size=(30, width)).astype(float) for _ in range(3)]
     found = difference(metric, runs, runs)
     assert (found.value, found.p_value) == (0, 1)
@@ -92,6 +145,37 @@ def test_perplexity_is_of_the_mean_loss_over_tokens_not_documents():
     rows = [{"loss": 10.0, "tokens": 10}, {"loss": 90.0, "tokens": 30}]
     measure = MEASURES["perplexity"]
     assert measure.of_sums(measure.of_examples(rows, {}).sum(0)) == pytest.approx(np.exp(2.5))
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=30))
+@settings(deadline=None)  # the first imports scikit-learn or scipy
+@pytest.mark.parametrize("name", [name for name in SCORES["classes"] if name != "f1_binary"])
+def test_scores_of_classes_follow_from_sums(name, pairs):
+    assume(len({label for pair in pairs for label in pair}) > 1)  # sklearn warns of one
+    labels, predictions = np.asarray(pairs).T
+    rows = [{"label": f"c{a}", "prediction": f"c{b}"} for a, b in pairs]
+    found = MEASURES[name].of_examples(rows, {"classes": ["c0", "c1", "c2"]}).sum(0)
+    assert MEASURES[name].of_sums(found) == pytest.approx(SCORES["classes"][name](labels, predictions))
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=30))
+@settings(deadline=None)
+def test_the_score_of_the_second_class_follows_from_sums(pairs):
+    labels, predictions = np.asarray(pairs).T.astype(int)
+    names = ["no", "yes"]
+    rows = [{"label": names[a], "prediction": names[b]} for a, b in pairs]
+    found = MEASURES["f1_binary"].of_examples(rows, {"classes": names}).sum(0)
+    assert MEASURES["f1_binary"].of_sums(found) == pytest.approx(SCORES["classes"]["f1_binary"](labels, predictions))
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(-9, 9)), min_size=2, max_size=30))
+@settings(deadline=None)  # the first imports scikit-learn or scipy
+@pytest.mark.parametrize("name", SCORES["numbers"])
+def test_scores_of_numbers_follow_from_sums(name, pairs):
+    labels, predictions = np.asarray(pairs, dtype=float).T
+    rows = [{"label": a, "prediction": b} for a, b in zip(labels, predictions, strict=True)]
+    found = MEASURES[name].of_examples(rows, {}).sum(0)
+    assert MEASURES[name].of_sums(found) == pytest.approx(SCORES["numbers"][name](labels, predictions), abs=1e-9)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6))

@@ -54,9 +54,7 @@ def compare(
     if as_json:
         print_json(results)
         return
-    shown = ("scheme", "verdict", "parameters", "training")
-    rows = [{k: v for i, (k, v) in enumerate(row.items()) if i < 4 or k in shown} for row in tables.rows(results)]
-    print_table(f"{name}, {seeds} seeds, match {match}", rows)
+    print_table(f"{name}, {seeds} seeds, match {match}", list(map(tables.brief, tables.rows(results))))
     typer.echo(tables.sentence(results))
     typer.echo(f"report: {report}", err=True)
 

@@ -1,17 +1,38 @@
 """What the papers say of their schemes, so that a comparison can answer whether it holds at its scale."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from splitstep.compare.schemes import Contestant
+
+
+def anything(scheme: Contestant, other: Contestant) -> str:
+    """The claim is made whatever the terms."""
+    return ""
+
+
+def fewer_in_the_layers(scheme: Contestant, other: Contestant) -> str:
+    """The claim is of a scheme with fewer parameters in its layers."""
+    ours, theirs = scheme.parameters.body, other.parameters.body
+    return "" if ours < theirs else f"it has {ours:,} parameters in the layers, {other.scheme.name} {theirs:,}"
+
+
+def no_dropout(scheme: Contestant, other: Contestant) -> str:
+    """The claim is of training without dropout."""
+    rates = sorted({scheme.config.dropout, other.config.dropout} - {0.0})
+    return f"dropout is {' and '.join(map(str, rates))}, the claim is of 0" if rates else ""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One scheme is better than another, or no worse."""
+    """One scheme is better than another, or no worse, where its premise holds: where `differs` has nothing to say."""
 
     scheme: str
     other: str
     says: str
     source: str
     no_worse: bool = False
+    differs: Callable[[Contestant, Contestant], str] = anything
 
     def answer(self, verdict: str) -> str:
         """What the verdict about the two schemes says of the claim."""
@@ -21,14 +42,15 @@ class Claim:
 
 
 LU, ZHONG, DUTTA = "Lu et al. 2019", "Zhong et al. 2022", "Dutta et al. 2021"
+AS_WELL = "evolved attention does as well with fewer parameters"
 
 # A new claim is one row.
 CLAIMS = (
     Claim("macaron", "transformer", "Macaron is better than the Transformer", LU),
-    Claim("parallel", "transformer", "the parallel layer is better than the sequential one", ZHONG),
+    Claim("parallel", "transformer", "the parallel layer is better than the sequential one", ZHONG, differs=no_dropout),
     Claim("parallel-rk4", "parallel", "RK4 is better than Euler's method for the parallel layer", ZHONG),
     Claim("parallel", "parallel/num_independent_layers=3", "quality falls when layers share weights", ZHONG),
     Claim("parallel", "parallel/num_independent_layers=1", "quality falls when all layers share weights", ZHONG),
-    Claim("transevolve-full-1", "transformer", "evolved attention does as well with fewer parameters", DUTTA, True),
-    Claim("transevolve-random-1", "transformer", "and so it does with random rotations", DUTTA, True),
+    Claim("transevolve-full-1", "transformer", AS_WELL, DUTTA, True, fewer_in_the_layers),
+    Claim("transevolve-random-1", "transformer", f"{AS_WELL} and random rotations", DUTTA, True, fewer_in_the_layers),
 )

@@ -1,15 +1,17 @@
 """Which schemes are compared, and on what terms: equal parameters, operations or time, or as they are."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from splitstep.models.presets import PRESETS
-from splitstep.recipe import Recipe, recipe, setting
+from splitstep.recipe import Recipe, recipe, setting, with_settings
 from splitstep.solver.errors import UserError, lookup
 
 if TYPE_CHECKING:
     from splitstep.models.accounting import Parameters
+    from splitstep.models.configuration import SplitstepConfig
 
 TOLERANCE = 0.01  # within which parameters count as equal
 
@@ -42,8 +44,10 @@ class Contestant:
 
     scheme: Scheme
     recipe: Recipe
+    config: "SplitstepConfig"
     parameters: "Parameters"
     flops_per_unit: int
+    updates: int
     adjusted: dict[str, Any] = field(default_factory=dict)
     pace: float | None = None  # measured seconds of an update
 
@@ -51,9 +55,9 @@ class Contestant:
 def with_scheme(whole: Recipe, scheme: Scheme, **adjusted: Any) -> Recipe:
     """The recipe with another scheme, everything else equal."""
     tables = whole.settings() | {"published": whole.published}
-    tables["model"] = {**tables["model"], **scheme.settings, **adjusted.pop("model", {})}
-    tables["training"] = {**tables["training"], **adjusted.pop("training", {})}
-    return recipe(tables)
+    tables["model"] |= scheme.settings
+    settings = [(f"{section}.{key}", value) for section, keys in adjusted.items() for key, value in keys.items()]
+    return recipe(with_settings(tables, settings))
 
 
 def contestants(
@@ -61,19 +65,21 @@ def contestants(
 ) -> list[Contestant]:
     """The schemes on equal terms; the first is the baseline. `pace` has the seconds that an update of each takes."""
     from splitstep.models.accounting import empty_model, parameters
-    from splitstep.training.engine import configuration, task_of
+    from splitstep.training.engine import configuration, plan, task_of
 
     schemes = list(map(Scheme.named, names))
     if len({scheme.name for scheme in schemes}) < max(len(schemes), 2):
         raise UserError(f"a comparison needs schemes that differ, and two of them, got {', '.join(names) or 'none'}")
     task = task_of(whole)
+    asked = whole.training.updates or plan(task, whole.training).updates_in(whole.training.epochs or 1)
 
     def counted(scheme: Scheme, **adjusted: Any) -> Contestant:
         run = with_scheme(whole, scheme, **adjusted)
         config = configuration(run, task)
         shown = {key: value for section in adjusted.values() for key, value in section.items()}
         counts = parameters(empty_model(config, task.model())), task.flops_per_unit(config)
-        return Contestant(scheme, run, *counts, shown, None if pace is None else pace[scheme.name])
+        own = None if pace is None else pace[scheme.name]
+        return Contestant(scheme, run, config, *counts, run.training.updates or asked, shown, own)
 
     plain = list(map(counted, schemes))
     rule = lookup("match", match, MATCHES)
@@ -89,16 +95,15 @@ def _as_they_are(baseline: Contestant, other: Contestant, counted: Counted) -> C
 
 def _equal_parameters(baseline: Contestant, other: Contestant, counted: Counted) -> Contestant:
     """The width of the feed-forward network is changed until the counts agree."""
-    refuse_fewer_by_design(other.scheme.name, other.recipe.model)
+    refuse_fewer_by_design(other.scheme.name, other.config)
     aim, now = baseline.parameters.total, other.parameters.total
     if abs(now / aim - 1) <= TOLERANCE / 10:
         return other
-    width = int(other.recipe.model.get("intermediate_size", 2048))
+    width = other.config.intermediate_size
     # Parameters are linear in the width, so two counts tell the third.
     slope = (counted(other.scheme, model={"intermediate_size": 2 * width}).parameters.total - now) / width
-    wanted = width + (aim - now) / slope
-    step = 8  # every splitting divides it, and matrix products like it
-    best = max(round(wanted / step) * step, step)
+    step = width_step(other.config)
+    best = max(round((width + (aim - now) / slope) / step) * step, step)
     found = counted(other.scheme, model={"intermediate_size": best})
     if abs(found.parameters.total / aim - 1) > TOLERANCE:
         raise UserError(
@@ -108,13 +113,24 @@ def _equal_parameters(baseline: Contestant, other: Contestant, counted: Counted)
     return found
 
 
-def refuse_fewer_by_design(name: str, model: Mapping[str, Any]) -> None:
+def width_step(config: "SplitstepConfig") -> int:
+    """The least change of the feed-forward width: it divides among the networks of a layer, and suits the hardware."""
+    # Matrix products of a multiple of 8 run at full speed.
+    return math.lcm(8, *(config.intermediate_size // config.feed_forward_width(part) for part in config.parts))
+
+
+def shares_weights(config: "SplitstepConfig") -> bool:
+    """Whether some layers have the weights of others."""
+    schedules = map(config.schedule, config.parts)
+    return any(schedule.num_independent_layers < schedule.num_layers for schedule in schedules)
+
+
+def refuse_fewer_by_design(name: str, config: "SplitstepConfig") -> None:
     """Refuse to widen a scheme whose point is to have fewer parameters."""
-    settings = PRESETS[str(model.get("preset", "transformer"))] | dict(model)
     reasons = {
-        "shares weights among layers": settings.get("num_independent_layers") is not None,
-        "has fixed random feed-forward weights": settings.get("feed_forward", "full") == "random",
-        "has rotations for feed-forward weights": settings.get("feed_forward", "full") == "rotated",
+        "shares weights among layers": shares_weights(config),
+        "has fixed random feed-forward weights": config.feed_forward == "random",
+        "has rotations for feed-forward weights": config.feed_forward == "rotated",
     }
     for reason, holds in reasons.items():
         if holds:
@@ -125,27 +141,23 @@ def refuse_fewer_by_design(name: str, model: Mapping[str, Any]) -> None:
 
 
 def _equal_flops(baseline: Contestant, other: Contestant, counted: Counted) -> Contestant:
-    return _longer(other, baseline.flops_per_unit / other.flops_per_unit, "flops", counted)
+    return _longer(other, baseline.flops_per_unit / other.flops_per_unit, counted)
 
 
 def _equal_seconds(baseline: Contestant, other: Contestant, counted: Counted) -> Contestant:
     assert baseline.pace is not None
     assert other.pace is not None
-    return _longer(other, baseline.pace / other.pace, "seconds", counted)
+    return _longer(other, baseline.pace / other.pace, counted)
 
 
-def _longer(other: Contestant, share: float, match: str, counted: Counted) -> Contestant:
+def _longer(other: Contestant, share: float, counted: Counted) -> Contestant:
     """The number of updates is changed so that training costs the same; schedules and evaluations keep their shape."""
     if abs(share - 1) < TOLERANCE:
         return other
     training = other.recipe.training
-    if training.updates is None:
-        raise UserError(f"--match {match} changes the number of updates; set training.updates instead of epochs")
-    scaled = {
-        key: max(round(value * share), 1)
-        for key in ("updates", "warmup", "evaluate_every", "save_every", "period")
-        if (value := getattr(training, key))
-    }
+    lengths = {key: getattr(training, key) for key in ("warmup", "evaluate_every", "save_every", "period")}
+    lengths = {"updates": other.updates, **lengths}
+    scaled = {key: max(round(value * share), 1) for key, value in lengths.items() if value}
     return counted(other.scheme, training=scaled)
 
 

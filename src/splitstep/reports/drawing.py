@@ -55,7 +55,7 @@ def _panel(title: str, results: dict[str, Any], y: float) -> tuple[list[str], fl
             _text(MARGIN, y, row["name"]),
             _line(low, y - 4, high, y - 4, f'stroke="{colour}" stroke-width="2"'),
             mark.format(x=f"{x:.1f}", y=f"{y - 4:g}", left=f"{x - 5.5:.1f}", top=f"{y - 9.5:g}", colour=colour),
-            _text(NAMES + PLOT + MARGIN, y, f"{tables.gap(row).split(' [')[0]}, {row['verdict']}"),
+            _text(NAMES + PLOT + MARGIN, y, f"{tables.change(row)}, {row['verdict']}"),
         ]
     middle = place(0.0)
     y += LINE

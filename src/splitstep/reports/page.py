@@ -14,15 +14,25 @@ from splitstep.solver.errors import UserError
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, and dashes for print.
 COLOURS = ["#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#F0E442"]
-DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid", "dash"]
+DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"]
 STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 68rem; padding: 1rem; color: #111; }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 68rem; padding: 1rem; color: #111;
+  overflow-wrap: anywhere; }
 table { border-collapse: collapse; font-size: 0.85rem; } th, td { padding: 0.3rem 0.6rem; text-align: left; }
-thead { border-bottom: 2px solid #111; } tr:nth-child(even) td { background: #f4f4f4; }
+tbody th { font-weight: normal; } .wide th, .wide td { overflow-wrap: normal; }
+thead { border-bottom: 2px solid #111; } tr:nth-child(even) > * { background: #f4f4f4; }
 .wide { overflow-x: auto; } figure { margin: 1.5rem 0; } figcaption { font-size: 0.9rem; color: #444; }
 details { margin: 0.5rem 0; } pre { overflow-x: auto; background: #f4f4f4; padding: 0.6rem; font-size: 0.8rem; }
-@media print { details { display: block; } figure { break-inside: avoid; } }
+@media print {
+  @page { size: landscape; margin: 1cm; } body { max-width: none; padding: 0; } figure, tr { break-inside: avoid; }
+  .wide { overflow: visible; } table { font-size: 0.55rem; } th, td { padding: 0.15rem 0.25rem; }
+  .wide th, .wide td { overflow-wrap: anywhere; } pre { overflow: visible; white-space: pre-wrap; }
+}
 """
+# Closed details are not printed.
+OPENED = """<script>window.addEventListener("beforeprint", () => {
+  for (const details of document.querySelectorAll("details")) details.open = true;
+});</script>"""
 
 
 def page(folders: list[Path]) -> str:
@@ -34,7 +44,8 @@ def page(folders: list[Path]) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>Splitstep: comparison of schemes</title><style>{STYLE}</style>"
-        f"<script>{get_plotlyjs()}</script></head><body><h1>Comparison of schemes</h1>\n{sections}\n</body></html>\n"
+        f"<script>{get_plotlyjs()}</script></head><body><h1>Comparison of schemes</h1>\n{sections}\n"
+        f"{OPENED}</body></html>\n"
     )
 
 
@@ -44,7 +55,7 @@ def _section(folder: Path, number: int) -> str:
         f"<h2>{_escaped(results['task'])}: {_escaped(folder.name)}</h2>",
         f"<p>{_escaped(tables.sentence(results))}</p>",
         _table(tables.rows(results)),
-        f"<p>{_escaped(_terms(results))}</p>",
+        f"<p>{_escaped(tables.terms(results))}</p>",
         *_plots(folder, results, number),
         _claims(results),
         _published(results),
@@ -62,28 +73,13 @@ def _escaped(value: object) -> str:
 def _table(rows: list[dict[str, str]]) -> str:
     if not rows:
         return ""
-    head = "".join(f"<th>{_escaped(key)}</th>" for key in rows[0])
-    body = "".join(f"<tr>{''.join(f'<td>{_escaped(cell)}</td>' for cell in row.values())}</tr>" for row in rows)
+    head = "".join(f'<th scope="col">{_escaped(key)}</th>' for key in rows[0])
+    body = "".join(f"<tr>{_cells(*row.values())}</tr>" for row in rows)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _terms(results: dict[str, Any]) -> str:
-    match = {
-        "none": "nothing is matched",
-        "parameters": "equal parameters",
-        "flops": "equal training FLOPs",
-        "seconds": "equal seconds of training",
-    }
-    said = f"Terms: {match[results['match']]}; measured on the {results['split']} split."
-    tests = {row["test"] for row in results["schemes"] if "test" in row}
-    if tests:
-        said += f" Differences: {'; '.join(sorted(tests))}; p-values corrected for the number of schemes (Holm)."
-    adjusted = [
-        f"{row['name']}: {', '.join(f'{key} = {value}' for key, value in row['adjusted'].items())}"
-        for row in results["schemes"]
-        if row["adjusted"]
-    ]
-    return f"{said} Adjusted: {'; '.join(adjusted)}." if adjusted else said
+def _cells(name: str, *values: str) -> str:
+    return f'<th scope="row">{_escaped(name)}</th>' + "".join(f"<td>{_escaped(value)}</td>" for value in values)
 
 
 # What a learning curve is drawn over: (title, value of a point, given the FLOPs of the whole run).
@@ -114,8 +110,14 @@ def _plots(folder: Path, results: dict[str, Any], number: int) -> list[str]:
     return drawn
 
 
+def look(index: int) -> tuple[str, str]:
+    """Colour and dash of a scheme: no two have both in common among as many as there are pairs."""
+    turn, place = divmod(index, len(COLOURS))
+    return COLOURS[place], DASHES[(place + turn) % len(DASHES)]
+
+
 def _line(name: str, xs: list[float], ys: list[float], index: int, *, first: bool) -> dict[str, Any]:
-    style = {"color": COLOURS[index % len(COLOURS)], "dash": DASHES[index % len(DASHES)]}
+    style = dict(zip(("color", "dash"), look(index), strict=True))
     shared = {"name": name, "legendgroup": name, "showlegend": first}
     return {"type": "scatter", "mode": "lines+markers", "x": xs, "y": ys, "line": style, **shared}
 
@@ -129,7 +131,7 @@ def _dot(row: dict[str, Any], index: int) -> dict[str, Any]:
         "text": [row["name"]],
         "textposition": "top center",
         "error_y": {"type": "data", "array": [row["std"] or 0]},
-        "marker": {"color": COLOURS[index % len(COLOURS)], "size": 11, "symbol": index},
+        "marker": {"color": look(index)[0], "size": 11, "symbol": index},
         "name": row["name"],
     }
 
@@ -145,7 +147,7 @@ def _figure(name: str, traces: list[dict[str, Any]], x: str, y: str, caption: st
     # Inside a script element only "</" could end it.
     drawing = json.dumps([traces, layout]).replace("</", "<\\/")
     return (
-        f'<figure role="img" aria-label="{_escaped(caption)}"><div id="{name}" style="height:26rem"></div>'
+        f'<figure><div id="{name}" style="height:26rem"></div>'
         f"<figcaption>{_escaped(caption)}</figcaption></figure>"
         f"<script>(function () {{ const [traces, layout] = {drawing}; "
         f'Plotly.newPlot("{name}", traces, layout, {{responsive: true, displaylogo: false}}); }})();</script>'
@@ -158,15 +160,10 @@ def _claims(results: dict[str, Any]) -> str:
 
 
 def _published(results: dict[str, Any]) -> str:
-    rows = tables.published_rows(results)
-    quoted = results.get("published") or {}
-    if not quoted:
+    if not results.get("published"):
         return ""
-    notes = [
-        f"{label}: {quoted[key]}" for key, label in (("claim", "Claim"), ("differs", "How it differs")) if key in quoted
-    ]
-    source = f"Source: {quoted['source']}." if "source" in quoted else ""
-    return f"<h3>Published</h3>{_table(rows)}<p>{_escaped(' '.join([source, *notes]))}</p>"
+    notes = _escaped(tables.published_notes(results))
+    return f"<h3>Published</h3>{_table(tables.published_rows(results))}<p>{notes}</p>"
 
 
 def _run(folder: Path, name: str) -> str:
@@ -180,12 +177,8 @@ def _run(folder: Path, name: str) -> str:
 
 
 def _failures(results: dict[str, Any]) -> str:
-    said = [
-        f"<li>{_escaped(row['name'])}, {_escaped(run)}: {_escaped(reason)}</li>"
-        for row in results["schemes"]
-        for run, reason in row["failed"].items()
-    ]
-    return f"<h3>Failed</h3><ul>{''.join(said)}</ul>" if said else ""
+    said = "".join(f"<li>{_escaped(line)}</li>" for line in tables.failures(results))
+    return f"<h3>Failed</h3><ul>{said}</ul>" if said else ""
 
 
 SUMMARY = "summary.svg"
@@ -201,10 +194,13 @@ def markdown(folders: list[Path]) -> str:
         parts += [f"## {results['task']}: {folder.name}", tables.sentence(results)]
         if "command" in results:
             parts += [f"    {results['command']}"]
-        parts += [tables.markdown(tables.rows(results)), _terms(results)]
+        parts += [tables.markdown(tables.rows(results)), tables.terms(results)]
         parts += [
             tables.markdown(rows) for rows in (tables.claim_rows(results), tables.published_rows(results)) if rows
         ]
+        parts += filter(None, [tables.published_notes(results)])
+        if failed := tables.failures(results):
+            parts += ["Failed:", "\n".join(f"- {line}" for line in failed)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -222,19 +218,29 @@ def write(folders: list[Path], out: Path) -> Path:
     if len({folder.name for folder in folders}) < len(folders):
         names = ", ".join(folder.name for folder in folders)
         raise UserError(f"a report tells comparisons apart by the names of their folders, got {names}")
+    alone = len(folders) == 1 and out.resolve() == folders[0]
+    if not alone:
+        _refuse_to_overwrite(out)
     whole = page(folders)
     out.mkdir(parents=True, exist_ok=True)
     (out / "report.html").write_text(whole, encoding="utf-8")
     (out / "report.md").write_text(markdown(folders), encoding="utf-8")
     if compared := _comparisons(folders):
         (out / SUMMARY).write_text(drawing.differences(compared), encoding="utf-8")
-    if len(folders) > 1 or out.resolve() != folders[0]:
+    if not alone:
         numbers = [{"folder": folder.name, **results_of(folder)} for folder in folders]
         schemes = [scheme for entry in numbers for scheme in entry["schemes"]]
         (out / "results.json").write_text(json.dumps({"schemes": schemes, "comparisons": numbers}, indent=2))
         for folder in folders:
             _keep_evidence(folder, out / folder.name)
     return out / "report.html"
+
+
+def _refuse_to_overwrite(out: Path) -> None:
+    """The results of a run or a comparison are not made room for a report's."""
+    path = out / "results.json"
+    if path.is_file() and "comparisons" not in json.loads(path.read_text(encoding="utf-8")):
+        raise UserError(f"{path} is no report's and would be overwritten; choose another --out")
 
 
 def _keep_evidence(folder: Path, out: Path) -> None:

@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from splitstep.reports.published import beside
 from splitstep.solver.errors import UserError
 
 # The files of a run or a comparison that its report is made of.
@@ -18,7 +19,15 @@ def results_of(folder: Path) -> dict[str, Any]:
         kind = "comparison" if (folder / "comparison.json").is_file() else "run"
         raise UserError(f"{folder} has no results.json: it is no finished {kind}")
     results = json.loads(path.read_text(encoding="utf-8"))
+    if "comparisons" in results:
+        raise UserError(
+            f"{folder} is a report; name the folders in it: {', '.join(map(str, _reported(folder, results)))}"
+        )
     return results if "schemes" in results else _single(folder, results)
+
+
+def _reported(folder: Path, results: dict[str, Any]) -> list[Path]:
+    return [folder / entry["folder"] for entry in results["comparisons"]]
 
 
 def _single(folder: Path, results: dict[str, Any]) -> dict[str, Any]:
@@ -35,13 +44,28 @@ def _single(folder: Path, results: dict[str, Any]) -> dict[str, Any]:
         "std": None,
         "values": [value],
         "parameters": results["parameters"]["total"],
-        "body": results["parameters"]["body"],
+        "body": results["parameters"].get("body"),
         "runs": ["."],
         "adjusted": {},
         "failed": {},
     }
     about = {"task": results["task"], "metric": results["metric"], "split": split, "match": "none", "seeds": 1}
-    return {**about, "schemes": [row], "published": recipe.get("published", {})}
+    signature = {key: value for key, value in results["metrics"][split].items() if key == "signature"}
+    return {
+        **about,
+        **signature,
+        "schemes": [row],
+        "published": _beside(recipe, row, results["metrics"][split]),
+    }
+
+
+def _beside(recipe: dict[str, Any], row: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
+    """The published numbers beside those of a run; BLEU only where it has the published convention."""
+    published, own = recipe.get("published", {}), recipe.get("evaluation", {}).get("bleu")
+    name, metric = row["name"], published.get("metric", row["metric"])
+    reached = [measured[metric]] if metric in measured and published.get("convention", own) == own else []
+    tables = recipe | {"model": recipe["model"] | {"preset": name}}
+    return beside(published, {name: tables}, lambda _: reached, preset=name)
 
 
 def recipe_of(folder: Path) -> dict[str, Any]:

@@ -2,32 +2,51 @@
 
 from typing import Any
 
-NAMES = {"bleu": "BLEU", "accuracy": "accuracy", "perplexity": "perplexity"}
+NAMES = {"bleu": "BLEU", "f1": "F1", "mlm_loss": "masked-token loss"}
+PERCENT = ("accuracy",)  # metrics that people write in percent, and their differences in points
 
 
 def shown(value: float | None, metric: str) -> str:
-    """A metric as people write it; accuracies in percent."""
+    """A metric as people write it."""
     if value is None:
         return "-"
-    return f"{100 * value:.2f} %" if metric == "accuracy" else f"{value:.2f}"
+    return f"{_number(value, metric)}{' %' if metric in PERCENT else ''}"
+
+
+def _number(value: float, metric: str) -> str:
+    return f"{100 * value if metric in PERCENT else value:.2f}"
 
 
 def quality(row: dict[str, Any]) -> str:
     """Mean and standard deviation over seeds, or why there is none."""
     if not row["values"]:
         return "failed"
-    spread = "" if row["std"] is None else f" ± {shown(row['std'], row['metric'])}"
-    return f"{shown(row['mean'], row['metric'])}{spread}"
+    if row["std"] is None:
+        return shown(row["mean"], row["metric"])
+    return f"{_number(row['mean'], row['metric'])} ± {shown(row['std'], row['metric'])}"
+
+
+def change(row: dict[str, Any]) -> str:
+    """The difference to the baseline; of percentages in points."""
+    if "difference" not in row:
+        return ""
+    sign, unit = "+" if row["difference"] > 0 else "", " points" if row["metric"] in PERCENT else ""
+    return f"{sign}{_number(row['difference'], row['metric'])}{unit}"
 
 
 def gap(row: dict[str, Any]) -> str:
     """The difference to the baseline with its interval."""
     if "difference" not in row:
         return ""
-    low, high = row["interval"]
-    parts = (shown(value, row["metric"]) for value in (row["difference"], low, high))
-    value, low_text, high_text = parts
-    return f"{'+' if row['difference'] > 0 else ''}{value} [{low_text}, {high_text}]"
+    low, high = (_number(end, row["metric"]) for end in row["interval"])
+    return f"{change(row)} [{low}, {high}]"
+
+
+def verdict(row: dict[str, Any], *, baseline: bool) -> str:
+    """What is said of a scheme, or why nothing is."""
+    if not row["values"]:
+        return "failed"
+    return "baseline" if baseline else row.get("verdict", "no seed in common with the baseline")
 
 
 def count(value: float | None) -> str:
@@ -50,6 +69,7 @@ def duration(seconds: float | None) -> str:
 def rows(results: dict[str, Any]) -> list[dict[str, str]]:
     """The table of a comparison, cell by cell."""
     metric = NAMES.get(results["metric"], results["metric"])
+    seeds = {len(row["values"]) for row in results["schemes"]}
     table = []
     for row in results["schemes"]:
         speed = next((key for key in row if key.endswith("_per_second")), "tokens_per_second")
@@ -58,11 +78,12 @@ def rows(results: dict[str, Any]) -> list[dict[str, str]]:
             {
                 "scheme": row["name"],
                 metric: quality(row),
+                **({"seeds": str(len(row["values"]))} if len(seeds) > 1 else {}),
                 "difference": gap(row),
                 "p": f"{row['p_corrected']:.3f}" if "p_corrected" in row else "",
-                "verdict": row.get("verdict", "baseline" if row is results["schemes"][0] else "failed"),
+                "verdict": verdict(row, baseline=row is results["schemes"][0]),
                 "parameters": count(row["parameters"]),
-                "in layers": count(row["body"]),
+                "in layers": count(row.get("body")),
                 "training FLOPs": count(row["flops"]),
                 "evaluations a layer": " + ".join(f"{n} {term}" for term, n in evaluations.items()),
                 speed.replace("_per_second", "/s"): count(row.get(speed)),
@@ -72,6 +93,12 @@ def rows(results: dict[str, Any]) -> list[dict[str, str]]:
             }
         )
     return table
+
+
+def brief(row: dict[str, str]) -> dict[str, str]:
+    """The cells that a terminal has room for: quality, and two costs."""
+    keys = list(row)
+    return {key: row[key] for key in [*keys[: keys.index("verdict") + 1], "parameters", "training"]}
 
 
 def markdown(table: list[dict[str, str]]) -> str:
@@ -87,17 +114,65 @@ def sentence(results: dict[str, Any]) -> str:
     """What was found, in one sentence."""
     base, *others = results["schemes"]
     metric = NAMES.get(results["metric"], results["metric"])
+    if not others:
+        return f"{results['task']}, {metric} of {base['name']}: {quality(base)} ({_luck(results)})."
+    verdicts = {row["name"]: verdict(row, baseline=row is base) for row in results["schemes"]}
     said = []
-    for verdict in ("better", "worse", "no significant difference"):
-        names = [row["name"] for row in others if row.get("verdict") == verdict]
+    for found in ("better", "worse", "no significant difference", "no seed in common with the baseline"):
+        names = [name for name, own in verdicts.items() if own == found]
         if names:
-            said.append(f"{', '.join(names)}: {verdict}")
-    failed = [row["name"] for row in results["schemes"] if not row["values"]]
+            said.append(f"{', '.join(names)}: {found}")
+    failed = [name for name, own in verdicts.items() if own == "failed"]
     if failed:
         said.append(f"failed: {', '.join(failed)}")
-    seeds = results["seeds"]
-    luck = "one seed: luck in training is not counted" if seeds == 1 else f"{seeds} seeds"
-    return f"{results['task']}, {metric} against {base['name']} ({quality(base)}; {luck}): {'; '.join(said)}."
+    return f"{results['task']}, {metric} against {base['name']} ({quality(base)}; {_luck(results)}): {'; '.join(said)}."
+
+
+def _luck(results: dict[str, Any]) -> str:
+    """Over how many seeds the means are, and where that differs."""
+    counts = {row["name"]: len(row["values"]) for row in results["schemes"] if row["values"]}
+    most = max(counts.values(), default=0)
+    if most == 1:
+        return "one seed: luck in training is not counted"
+    fewer = ", ".join(f"{name} {count}" for name, count in counts.items() if count < most)
+    return f"{most} seeds, but {fewer}" if fewer else f"{most} seeds"
+
+
+def terms(results: dict[str, Any]) -> str:
+    """On what terms the schemes were compared, and what the numbers of the table are."""
+    match = {
+        "none": "nothing is matched",
+        "parameters": "equal parameters",
+        "flops": "equal training FLOPs",
+        "seconds": "equal seconds of training",
+    }
+    said = [f"Terms: {match[results['match']]}; measured on the {results['split']} split."]
+    if "signature" in results:
+        said.append(f"BLEU: {results['signature']}.")
+    said += _tests(results)
+    adjusted = [
+        f"{row['name']}: {', '.join(f'{key} = {value}' for key, value in row['adjusted'].items())}"
+        for row in results["schemes"]
+        if row["adjusted"]
+    ]
+    return " ".join([*said, f"Adjusted: {'; '.join(adjusted)}."] if adjusted else said)
+
+
+def _tests(results: dict[str, Any]) -> list[str]:
+    """By which test each scheme was held against the baseline, and what is corrected."""
+    tests: dict[str, list[str]] = {}
+    for row in results["schemes"]:
+        if "test" in row:
+            tests.setdefault(row["test"], []).append(row["name"])
+    if not tests:
+        return []
+    named = [f"{test} ({', '.join(names)})" if len(tests) > 1 else test for test, names in tests.items()]
+    pairs = f" {results['pairs']}" if "pairs" in results else ""
+    return [
+        f"Differences are over the seeds that both schemes have: {'; '.join(named)}.",
+        f"Intervals are of 95 % for each difference by itself; p and verdict are corrected for all{pairs} pairs of "
+        "schemes that are held against each other here (Holm).",
+    ]
 
 
 def claim_rows(results: dict[str, Any]) -> list[dict[str, str]]:
@@ -115,10 +190,31 @@ def claim_rows(results: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def published_rows(results: dict[str, Any]) -> list[dict[str, str]]:
-    """The numbers of the papers, as the recipe quotes them."""
+    """The numbers of the papers, as the recipe quotes them, beside ours."""
     quoted = results.get("published") or {}
-    table = []
-    for row in quoted.get("rows", []):
-        where = ", ".join(f"{key} = {value}" for key, value in row.items() if "." in key)
-        table.append({"published": where or "the row", "value": str(row["value"]), "source": quoted["source"]})
-    return table
+    metric = quoted.get("metric", results["metric"])
+    return [
+        {
+            "published": ", ".join(f"{k} = {v}" for k, v in row.items() if k not in ("value", "here")) or "the row",
+            "value": shown(row["value"], metric) if metric in PERCENT else str(row["value"]),
+            "here": ", ".join(
+                f"{own['scheme']}: {quality(own | {'metric': metric})}" for own in row.get("here", []) if own["values"]
+            )
+            or "-",
+        }
+        for row in quoted.get("rows", [])
+    ]
+
+
+def published_notes(results: dict[str, Any]) -> str:
+    """Where the published numbers are from, what they are, and how their making differs."""
+    quoted = results.get("published") or {}
+    labels = {"source": "Source", "convention": "BLEU by the convention", "claim": "Claim"}
+    labels |= {"differs": "How it differs"}
+    notes = [f"{label}: {str(quoted[key]).rstrip('.')}." for key, label in labels.items() if key in quoted]
+    return " ".join(" ".join(notes).split())
+
+
+def failures(results: dict[str, Any]) -> list[str]:
+    """The runs that failed, with their reasons."""
+    return [f"{row['name']}, {run}: {reason}" for row in results["schemes"] for run, reason in row["failed"].items()]

@@ -1,0 +1,172 @@
+"""Runs one after another or side by side: each leaves its results or the reason why there are none."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from signal import SIGINT, SIGTERM
+from typing import IO
+
+from splitstep.compare.child import at_work, wait_for
+from splitstep.recipe import Recipe, toml
+from splitstep.training.checkpoints import write_atomically
+from splitstep.training.progress import clock, progress
+from splitstep.training.run import Run
+
+Say = Callable[[str], None]
+Ended = Iterator[tuple["Job", str | None]]  # a run, and why it failed if it did
+
+LOOKED_EVERY = 0.1  # seconds between looks at the processes
+SHOWN_EVERY = 1.0 if sys.stderr.isatty() else 30.0  # seconds between looks at what they have done
+STOPPED = (128 + SIGINT, 128 + SIGTERM)  # exit codes of a run that was told to end
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that is to be done."""
+
+    name: str
+    recipe: Recipe
+    folder: Path
+    updates: int
+
+    @property
+    def note(self) -> Path:
+        """Where the reason of a failure stands."""
+        return self.folder.parent / f"{self.folder.name}.failure.txt"
+
+    @property
+    def failure(self) -> str | None:
+        """Why the run has no results, where it failed."""
+        if Run(self.folder).results_file.is_file() or not self.note.is_file():
+            return None
+        return self.note.read_text(encoding="utf-8").strip()
+
+    @property
+    def done(self) -> int:
+        """Its updates so far."""
+        run = Run(self.folder)
+        if run.results_file.is_file():
+            return self.updates
+        if not run.metrics_file.is_file():
+            return 0
+        whole = run.metrics_file.read_text(encoding="utf-8").split("\n")[:-1]  # the last line may be half written
+        return json.loads(whole[-1])["update"] if whole else 0
+
+
+def finish(jobs: list[Job], *, at_a_time: int, say: Say) -> None:
+    """Do what is not done. A run that fails leaves its reason, and the others go on; a signal ends them all."""
+    begun, before = time.monotonic(), sum(job.done for job in jobs)
+    ended = _one_by_one(jobs, say) if at_a_time == 1 else _side_by_side(jobs, at_a_time, say)
+    for number, (job, reason) in enumerate(ended, start=1):
+        if reason is None:
+            job.note.unlink(missing_ok=True)
+        else:
+            job.note.parent.mkdir(parents=True, exist_ok=True)
+            job.note.write_text(f"{reason}\n", encoding="utf-8")
+            say(f"{job.folder} failed: {reason}")
+        say(f"{number} of {len(jobs)} runs done{_left(jobs, time.monotonic() - begun, before)}")
+
+
+def _left(jobs: list[Job], seconds: float, before: int) -> str:
+    """How long the rest will take, if updates go on at the same pace."""
+    done, total = sum(job.done for job in jobs), sum(job.updates for job in jobs)
+    return f", about {clock(seconds * (total - done) / (done - before))} left" if before < done < total else ""
+
+
+def _one_by_one(jobs: list[Job], say: Say) -> Ended:
+    """In this process."""
+    from splitstep.training.engine import train
+
+    for number, job in enumerate(jobs, start=1):
+        _tell_of_others(job, say)
+        wait_for(job.folder)
+        try:
+            code = train(job.recipe, job.folder, name=f"run {number} of {len(jobs)}, {job.name}").code
+        except Exception as error:  # whatever it is, it is this run's
+            yield job, str(error) or type(error).__name__
+            continue
+        if code:
+            raise SystemExit(code)
+        yield job, None
+
+
+def _tell_of_others(job: Job, say: Say) -> None:
+    if at_work(job.folder):
+        say(f"another process is at work in {job.folder}; waiting until it ends")
+
+
+def _side_by_side(jobs: list[Job], at_a_time: int, say: Say) -> Ended:
+    """In processes of their own, which get the signals that this one gets and end when it does."""
+    from splitstep.training.trainer import Signals
+
+    waiting, running, stop, told, shown = deque(jobs), list[_Child](), 0, False, 0.0
+    with Signals() as signals, progress(sum(job.updates for job in jobs), name="all runs") as display:
+        while running or (waiting and not stop):
+            while waiting and not stop and len(running) < at_a_time:
+                running.append(_Child.started(waiting.popleft(), at_a_time, say))
+            time.sleep(LOOKED_EVERY)
+            if time.monotonic() - shown > SHOWN_EVERY:
+                display.update(sum(job.done for job in jobs), {})
+                shown = time.monotonic()
+            for child in [child for child in running if child.process.poll() is not None]:
+                running.remove(child)
+                reason = child.reason()
+                if child.code in STOPPED:
+                    stop = stop or child.code
+                else:
+                    yield child.job, reason
+            stop = stop or signals.exit_code
+            if stop and not told:
+                told = True
+                for child in running:
+                    child.process.send_signal(stop - 128)
+    if stop:
+        raise SystemExit(stop)
+
+
+@dataclass(frozen=True)
+class _Child:
+    """A run in a process of its own."""
+
+    job: Job
+    process: "subprocess.Popen[bytes]"
+    said: IO[bytes]
+
+    @classmethod
+    def started(cls, job: Job, at_a_time: int, say: Say) -> "_Child":
+        """The run at work, with its share of the cores."""
+        wanted = job.folder.parent / f"{job.folder.name}.toml"
+        wanted.parent.mkdir(parents=True, exist_ok=True)
+        published = {"published": job.recipe.published} if job.recipe.published else {}
+        write_atomically(wanted, toml(job.recipe.settings() | published))
+        _tell_of_others(job, say)
+        words = ["train", str(wanted), "--out", str(job.folder)]
+        command = [sys.executable, "-m", "splitstep.compare.child", str(os.getpid()), str(job.folder), *words]
+        threads = str(max((os.cpu_count() or 1) // at_a_time, 1))
+        said = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the child)
+        environment = {**os.environ, "OMP_NUM_THREADS": threads}
+        return cls(job, subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=said), said)
+
+    @property
+    def code(self) -> int:
+        """The exit code, as a shell counts it."""
+        code = self.process.returncode
+        return 128 - code if code < 0 else code
+
+    def reason(self) -> str | None:
+        """Why the run failed: by which signal, or what it said last."""
+        with self.said as file:
+            file.seek(0)
+            lines = file.read().decode(errors="replace").strip().splitlines()
+        if not self.code:
+            return None
+        if self.code > 128:
+            return f"killed by signal {self.code - 128}"
+        return lines[-1].removeprefix("splitstep: ") if lines else f"exit code {self.code}"

@@ -1,0 +1,189 @@
+"""What the runs of a comparison say: means over seeds, differences with their certainty, claims, and costs."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from splitstep.compare.claims import CLAIMS, Claim
+from splitstep.compare.measures import MEASURES, Array, measure_name, measure_settings
+from splitstep.compare.schemes import Contestant
+from splitstep.compare.statistics import LEVEL, Difference, corrected, difference
+from splitstep.recipe import Recipe
+from splitstep.reports.published import beside
+from splitstep.tasks.base import METRICS, Task
+from splitstep.tasks.bleu import bleu
+from splitstep.training.run import Run
+
+if TYPE_CHECKING:
+    from splitstep.compare.experiment import Experiment
+
+Found = dict[tuple[str, str], dict[str, Any]]  # what is said of a scheme held against another, by their names
+
+
+def summary(experiment: "Experiment", rivals: list[Contestant], task: Task) -> dict[str, Any]:
+    """The comparison as its report shows it."""
+    split = "test" if "test" in task.splits else "valid"
+    entries = {rival.scheme.name: Entry(experiment, rival, task, split) for rival in rivals}
+    base, *others = entries.values()
+    claims = [claim for claim in CLAIMS if claim.scheme in entries and claim.other in entries]
+    pairs = [(other, base) for other in others]
+    pairs += [(entries[claim.scheme], entries[claim.other]) for claim in claims]
+    found = held(pairs, task.metric)
+    return {
+        "task": experiment.recipe.task,
+        "metric": task.metric,
+        "split": split,
+        "match": experiment.match,
+        "seeds": experiment.seeds,
+        "level": LEVEL,
+        "pairs": len(found) // 2,
+        "schemes": [entry.row() | found.get((entry.name, base.name), {}) for entry in entries.values()],
+        "claims": [
+            _answered(claim, entries, found[claim.scheme, claim.other])
+            for claim in claims
+            if (claim.scheme, claim.other) in found
+        ],
+        "published": _beside(experiment.recipe, entries, task.metric),
+        **next(({"signature": entry.signature} for entry in entries.values() if entry.signature), {}),
+    }
+
+
+def _beside(recipe: Recipe, entries: dict[str, "Entry"], metric: str) -> dict[str, Any]:
+    """The published numbers beside ours, BLEU by the published convention."""
+    published, preset = recipe.published, recipe.model.get("preset", "transformer")
+    metric, convention = published.get("metric", metric), published.get("convention")
+    schemes = {name: entry.settings for name, entry in entries.items()}
+    return beside(published, schemes, lambda name: entries[name].reached(metric, convention), preset=preset)
+
+
+def _answered(claim: Claim, entries: dict[str, "Entry"], found: dict[str, Any]) -> dict[str, Any]:
+    differs = claim.differs(entries[claim.scheme].rival, entries[claim.other].rival)
+    answer = f"not tested: {differs}" if differs else claim.answer(found["verdict"])
+    return {"claim": claim.says, "source": claim.source, "answer": answer, **found}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A scheme with its finished runs."""
+
+    experiment: "Experiment"
+    rival: Contestant
+    task: Task
+    split: str
+
+    @property
+    def name(self) -> str:
+        """The name of the scheme."""
+        return self.rival.scheme.name
+
+    @cached_property
+    def runs(self) -> dict[int, tuple[Run, dict[str, Any]]]:
+        """The finished runs by their seeds, with their results."""
+        runs = {seed: Run(job.folder) for seed, job in self.experiment.runs(self.rival).items()}
+        return {seed: (run, results) for seed, run in runs.items() if (results := run.results()) is not None}
+
+    @cached_property
+    def statistics(self) -> dict[int, Array]:
+        """What the measure of the task needs of each example, by seeds."""
+        of_examples, settings = MEASURES[measure_name(self.task)].of_examples, measure_settings(self.task)
+        return {seed: of_examples(self.predictions(run), settings) for seed, (run, _) in self.runs.items()}
+
+    def predictions(self, run: Run) -> list[dict[str, Any]]:
+        """What a run did with each example."""
+        path = run.folder / f"predictions-{self.split}.jsonl"
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The recipe of the scheme, with what the configuration has by default."""
+        config = self.rival.config
+        own = {"num_independent_layers": config.schedule(config.parts[0]).num_independent_layers}
+        return self.rival.recipe.settings() | {"model": config.to_dict() | own | self.rival.recipe.model}
+
+    @property
+    def signature(self) -> str | None:
+        """How sacrebleu names what was computed."""
+        return next((results["metrics"][self.split].get("signature") for _, results in self.runs.values()), None)
+
+    def reached(self, metric: str, convention: str | None) -> list[float]:
+        """What the runs reached under a metric of theirs, or under another convention of BLEU."""
+        if metric == self.task.metric == "bleu" and convention not in (None, self.task.evaluation.bleu):
+            return [self._bleu(run, convention) for run, _ in self.runs.values()]
+        measured = [results["metrics"][self.split] for _, results in self.runs.values()]
+        return [found[metric] for found in measured if metric in found]
+
+    def _bleu(self, run: Run, convention: str) -> float:
+        rows = self.predictions(run)
+        texts = ([row[key] for row in rows] for key in ("hypothesis", "reference"))
+        return bleu(*texts, convention=convention, language=self.task.data.target)[0]
+
+    def row(self) -> dict[str, Any]:
+        """Quality and costs."""
+        results = [results for _, results in self.runs.values()]
+        values = [found["metrics"][self.split][self.task.metric] for found in results]
+        failed = {
+            job.folder.name: job.failure for job in self.experiment.runs(self.rival).values() if job.failure is not None
+        }
+        costs = ("flops", f"{self.task.unit}_per_second", "seconds", "peak_memory_bytes", "latency_seconds")
+        return {
+            "name": self.name,
+            "metric": self.task.metric,
+            "mean": _mean(values),
+            "std": float(np.std(values, ddof=1)) if len(values) > 1 else None,
+            "values": values,
+            "seeds": list(self.runs),
+            "failed": failed,
+            "adjusted": self.rival.adjusted,
+            "parameters": self.rival.parameters.total,
+            "body": self.rival.parameters.body,
+            "evaluations_per_layer": results[0]["evaluations_per_layer"] if results else None,
+            **{key: _mean([found[key] for found in results if key in found]) for key in costs},
+            "runs": [str(run.folder.relative_to(self.experiment.folder)) for run, _ in self.runs.values()],
+        }
+
+
+def _mean(values: list[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+def held(pairs: Iterable[tuple[Entry, Entry]], metric: str) -> Found:
+    """Schemes with a common seed held against each other, from both sides, under one correction for all the pairs."""
+    differ: dict[tuple[str, str], Difference] = {}
+    for one, other in pairs:
+        known = (one.name, other.name) in differ or (other.name, one.name) in differ
+        if not known and one.runs.keys() & other.runs.keys():
+            differ[one.name, other.name] = _difference(one, other)
+    chances = corrected([gap.p_value for gap in differ.values()])
+    found: Found = {}
+    for ((one_name, other_name), gap), chance in zip(differ.items(), chances, strict=True):
+        found[one_name, other_name] = _said(gap, chance, metric)
+        found[other_name, one_name] = _said(gap.reversed(), chance, metric)
+    return found
+
+
+def _difference(one: Entry, other: Entry) -> Difference:
+    seeds = sorted(one.runs.keys() & other.runs.keys())
+    statistics = ([entry.statistics[seed] for seed in seeds] for entry in (one, other))
+    return difference(measure_name(one.task), *statistics)
+
+
+def _said(gap: Difference, chance: float, metric: str) -> dict[str, Any]:
+    return {
+        "difference": gap.value,
+        "interval": list(gap.interval),
+        "p_value": gap.p_value,
+        "test": gap.method,
+        "p_corrected": chance,
+        "verdict": verdict(gap.value, chance, metric),
+    }
+
+
+def verdict(value: float, chance: float, metric: str) -> str:
+    """What can be said about a difference."""
+    if chance >= LEVEL:
+        return "no significant difference"
+    return "better" if (value > 0) == (METRICS[metric] is max) else "worse"

@@ -1,0 +1,50 @@
+"""The numbers that papers published, each beside what the same scheme reached here."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+
+def beside(
+    published: Mapping[str, Any],
+    schemes: Mapping[str, Mapping[str, Any]],
+    reached: Callable[[str], list[float]],
+    *,
+    preset: str,
+) -> dict[str, Any]:
+    """What a recipe quotes, each row with the schemes that it is of and what they reached.
+
+    `schemes` has the settings of each by name, `reached` the values of its runs under the published metric. A number
+    that stands alone, without settings of its own, is of the recipe's own `preset`.
+    """
+    rows = published.get("rows", [])
+    if len(rows) == 1 and not settings_of(rows[0]):
+        rows = [{"model.preset": preset, **rows[0]}]
+    found = [row | {"here": [_spread(name, reached(name)) for name in _named(row, schemes)]} for row in rows]
+    return {**published, **({"rows": found} if rows else {})}
+
+
+def settings_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a published row is of, as settings of a recipe: its keys with a dot."""
+    return {key: value for key, value in row.items() if "." in key}
+
+
+def _named(row: Mapping[str, Any], schemes: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    wanted = settings_of(row)
+    return [name for name, tables in schemes.items() if wanted and all(_at(tables, k) == v for k, v in wanted.items())]
+
+
+def _at(tables: Mapping[str, Any], key: str) -> Any:
+    first, _, rest = key.partition(".")
+    inner = tables.get(first)
+    return _at(inner, rest) if rest and isinstance(inner, Mapping) else inner
+
+
+def _spread(name: str, values: list[float]) -> dict[str, Any]:
+    return {
+        "scheme": name,
+        "values": values,
+        "mean": float(np.mean(values)) if values else None,
+        "std": float(np.std(values, ddof=1)) if len(values) > 1 else None,
+    }

@@ -1,0 +1,141 @@
+"""What a report shows of results that are given."""
+
+import json
+
+import pytest
+from tests import corpora
+
+from splitstep.recipe import recipe, toml
+from splitstep.reports import page, tables
+from splitstep.reports.published import beside
+from splitstep.reports.read import results_of
+from splitstep.solver.errors import UserError
+
+COSTS = ("parameters", "body", "flops", "seconds", "peak_memory_bytes", "latency_seconds", "tokens_per_second")
+HELD = {"difference": -0.0112, "interval": [-0.02, 0.01], "p_value": 0.01, "p_corrected": 0.02, "verdict": "worse"}
+
+
+def _row(name, *values, **further):
+    row = {"name": name, "metric": "accuracy", "values": list(values), "evaluations_per_layer": {}, "runs": []}
+    mean = sum(values) / len(values) if values else None
+    return row | dict.fromkeys(COSTS, 1.0) | {"mean": mean, "std": None, "adjusted": {}, "failed": {}} | further
+
+
+def _results(*rows):
+    about = {"task": "images", "metric": "accuracy", "split": "test", "match": "none", "seeds": 3, "pairs": 2}
+    return about | {"schemes": list(rows)}
+
+
+def _folder(folder, results):
+    folder.mkdir()
+    (folder / "results.json").write_text(json.dumps(results))
+    return folder
+
+
+def test_the_number_of_seeds_is_shown_where_it_differs():
+    few = _results(_row("transformer", 0.5, 0.6, 0.7), _row("macaron", 0.4, **HELD, test="one"), _row("parallel"))
+    assert [row["seeds"] for row in tables.rows(few)] == ["3", "1", "0"]
+    assert "3 seeds, but macaron 1)" in tables.sentence(few)
+    same = _results(_row("transformer", 0.5, 0.6), _row("macaron", 0.4, 0.5, **HELD, test="two"))
+    assert "seeds" not in tables.rows(same)[0]
+    quality = ["difference", "p", "verdict", "parameters", "training"]
+    assert list(tables.brief(tables.rows(few)[0])) == ["scheme", "accuracy", "seeds", *quality]
+    assert list(tables.brief(tables.rows(same)[0])) == ["scheme", "accuracy", *quality]
+    assert "; 2 seeds)" in tables.sentence(same)
+
+
+def test_the_terms_name_the_test_of_each_scheme_where_they_differ_and_what_is_corrected():
+    rows = [_row(name, 0.4, **HELD, test=test) for name, test in {"a": "by seeds", "b": "by examples"}.items()]
+    said = tables.terms(_results(_row("transformer", 0.5), *rows))
+    assert "by seeds (a); by examples (b)" in said
+    assert "by itself; p and verdict are corrected for all 2 pairs" in said
+    assert "by seeds." in tables.terms(_results(_row("transformer", 0.5), rows[0]))
+
+
+def test_every_row_says_what_became_of_its_scheme():
+    base = _row("transformer", 0.5)
+    results = _results(base, _row("a", 0.4, **HELD), _row("b", 0.4), _row("c", failed={"seed-1": "out of luck"}))
+    verdicts = [row["verdict"] for row in tables.rows(results)]
+    assert verdicts == ["baseline", "worse", "no seed in common with the baseline", "failed"]
+    assert tables.sentence(results).endswith("a: worse; b: no seed in common with the baseline; failed: c.")
+    assert tables.failures(results) == ["c, seed-1: out of luck"]
+
+
+def test_percentages_differ_by_points():
+    row = _row("macaron", 0.85, **HELD)
+    assert tables.gap(row) == "-1.12 points [-2.00, 1.00]"
+    assert tables.quality(row | {"std": 0.002}) == "85.00 ± 0.20 %"
+    assert tables.gap(row | {"metric": "bleu", "difference": 1.5, "interval": [1, 2]}) == "+1.50 [1.00, 2.00]"
+
+
+def test_a_run_alone_is_a_whole_sentence():
+    said = tables.sentence(_results(_row("transformer", 0.5)) | {"seeds": 1})
+    assert said == "images, accuracy of transformer: 50.00 % (one seed: luck in training is not counted)."
+
+
+def test_results_without_the_parameters_in_the_layers_can_be_shown(tmp_path):
+    rows = [_row("transformer", 0.5), _row("macaron", 0.4, **HELD)]
+    for row in rows:
+        del row["body"]
+    folder = _folder(tmp_path / "a", _results(*rows))
+    assert "| 1 | - | 1 |" in page.markdown([folder])
+    assert "<section>" in page.page([folder])
+
+
+def test_no_report_takes_the_place_of_results(tmp_path):
+    one, other = (_folder(tmp_path / name, _results(_row("transformer", 0.5))) for name in "ab")
+    before = (one / "results.json").read_text()
+    for folders in ([one, other], [other]):
+        with pytest.raises(UserError, match=r"a/results.json is no report's and would be overwritten"):
+            page.write(folders, one)
+    assert (one / "results.json").read_text() == before
+    for _ in range(2):
+        page.write([one, other], tmp_path / "report")
+        page.write([one], one)
+    assert (one / "results.json").read_text() == before
+    with pytest.raises(UserError, match=r"report is a report; name the folders in it: .*report/a, .*report/b"):
+        results_of(tmp_path / "report")
+
+
+def test_no_two_schemes_look_the_same():
+    looks = [page.look(index) for index in range(len(page.COLOURS) * len(page.DASHES))]
+    assert len(set(looks)) == len(looks)
+
+
+SCHEMES = {
+    "parallel": {"model": {"preset": "parallel", "dropout": 0.0}},
+    "macaron": {"model": {"preset": "macaron", "dropout": 0.0}},
+}
+
+
+@pytest.mark.parametrize(
+    ("rows", "names"),
+    [
+        ([{"model.preset": "parallel", "value": 1}], [["parallel"]]),
+        ([{"model.preset": "parallel", "model.dropout": 0.1, "value": 1}], [[]]),
+        ([{"model.dropout": 0.0, "value": 1}, {"value": 2}], [["parallel", "macaron"], []]),
+        ([{"value": 1}], [["macaron"]]),
+    ],
+)
+def test_a_published_row_stands_beside_the_schemes_that_have_its_settings(rows, names):
+    found = beside({"rows": rows}, SCHEMES, lambda name: [2.0, 4.0], preset="macaron")["rows"]
+    assert [[own["scheme"] for own in row["here"]] for row in found] == names
+    assert all(own["mean"] == 3 for row in found for own in row["here"])
+
+
+@pytest.mark.parametrize(("convention", "here"), [("detokenized", "transformer: 12.00"), ("wmt", "-")])
+def test_the_bleu_of_a_run_stands_beside_the_published_one_of_the_same_convention(tmp_path, convention, here):
+    published = {"source": "A paper.", "metric": "bleu", "convention": convention, "rows": [{"value": 27.3}]}
+    whole = recipe(corpora.translation_recipe(tmp_path)).settings() | {"published": published}
+    measured = {"bleu": 12.0, "signature": "nrefs:1"}
+    results = {"task": "translation", "metric": "bleu", "metrics": {"test": measured}, "parameters": {"total": 1}}
+    folder = _folder(tmp_path / "run", results)
+    (folder / "recipe.toml").write_text(toml(whole))
+    found = results_of(folder)
+    assert tables.published_rows(found) == [
+        {"published": "model.preset = transformer", "value": "27.3", "here": here},
+    ]
+    assert "BLEU: nrefs:1." in tables.terms(found)
+    said = f"Source: A paper. BLEU by the convention: {convention}."
+    assert tables.published_notes(found) == said
+    assert said in page.markdown([folder])
