@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from splitstep.compare.jobs import Job, Say, finish
+from splitstep.compare.jobs import Job, Say, finish, threads_of_each
 from splitstep.compare.measures import measure_name
 from splitstep.compare.schemes import Contestant, Scheme, contestants
 from splitstep.recipe import Recipe, differences, recipe, with_setting
@@ -57,7 +57,9 @@ class Experiment:
         from splitstep.training.engine import paces
 
         plain = contestants(self.recipe, self.names, "none")
-        return dict(zip((one.scheme.name for one in plain), paces([one.recipe for one in plain]), strict=True))
+        threads = threads_of_each(self.jobs) if self.jobs > 1 else None
+        measured = paces([one.recipe for one in plain], threads=threads)
+        return dict(zip((one.scheme.name for one in plain), measured, strict=True))
 
     def setup(self) -> dict[str, Any]:
         """What makes a comparison this one."""
@@ -87,13 +89,14 @@ class Experiment:
 def compare(experiment: Experiment, *, say: Say) -> dict[str, Any]:
     """Train what is not yet trained, and say what the runs say."""
     from splitstep.compare.summary import summary
-    from splitstep.training.engine import task_of
+    from splitstep.training.engine import all_ready, task_of
 
     experiment.check()
     task = task_of(experiment.recipe)
     measure_name(task)  # one that has no test is refused before hours of training
     pace = experiment.paces()
     rivals = contestants(experiment.recipe, experiment.names, experiment.match, pace=pace)
+    all_ready(rival.recipe for rival in rivals)
     experiment.begin(pace)
     for rival in rivals:
         changed = ", ".join(f"{key} = {value}" for key, value in rival.adjusted.items())

@@ -149,7 +149,7 @@ class _Child:
         _tell_of_others(job, say)
         words = ["train", str(wanted), "--out", str(job.folder)]
         command = [sys.executable, "-m", "splitstep.compare.child", str(os.getpid()), str(job.folder), *words]
-        threads = str(max((os.cpu_count() or 1) // at_a_time, 1))
+        threads = str(threads_of_each(at_a_time))
         said = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the child)
         environment = {**os.environ, "OMP_NUM_THREADS": threads}
         return cls(job, subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=said), said)
@@ -170,3 +170,8 @@ class _Child:
         if self.code > 128:
             return f"killed by signal {self.code - 128}"
         return lines[-1].removeprefix("splitstep: ") if lines else f"exit code {self.code}"
+
+
+def threads_of_each(at_a_time: int) -> int:
+    """How many threads a run has when so many go on side by side."""
+    return max((os.cpu_count() or 1) // at_a_time, 1)

@@ -65,7 +65,7 @@ def contestants(
 ) -> list[Contestant]:
     """The schemes on equal terms; the first is the baseline. `pace` has the seconds that an update of each takes."""
     from splitstep.models.accounting import empty_model, parameters
-    from splitstep.training.engine import configuration, plan, task_of
+    from splitstep.training.engine import configuration, plan, task_of, training_flops
 
     schemes = list(map(Scheme.named, names))
     if len({scheme.name for scheme in schemes}) < max(len(schemes), 2):
@@ -77,7 +77,7 @@ def contestants(
         run = with_scheme(whole, scheme, **adjusted)
         config = configuration(run, task)
         shown = {key: value for section in adjusted.values() for key, value in section.items()}
-        counts = parameters(empty_model(config, task.model())), task.flops_per_unit(config)
+        counts = parameters(empty_model(config, task.model())), training_flops(run, task, config)
         own = None if pace is None else pace[scheme.name]
         return Contestant(scheme, run, config, *counts, run.training.updates or asked, shown, own)
 

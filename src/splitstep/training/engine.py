@@ -492,10 +492,12 @@ def _trial(recipe: Recipe, task: Task, *, updates: int = 1) -> "Iterator[tuple[S
 
 
 @freed_memory("kept")
-def paces(recipes: Sequence[Recipe], *, repeats: int = 9) -> list[float]:
+def paces(recipes: Sequence[Recipe], *, threads: int | None = None, repeats: int = 9) -> list[float]:
     """Seconds that an update by each recipe takes: medians over the same updates, measured in turns."""
     seconds: list[list[float]] = [[] for _ in recipes]
     with ExitStack() as trials:
+        trials.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(threads or torch.get_num_threads())
         trainers = [trials.enter_context(_trial(recipe, task_of(recipe), updates=repeats + 1))[0] for recipe in recipes]
         updates = [trainer.trial_updates() for trainer in trainers]
         for _ in range(repeats + 1):
