@@ -102,7 +102,7 @@ def test_with_equal_seconds_a_slow_scheme_has_fewer_updates_and_the_pace_is_meas
     from splitstep.training import engine
 
     measured = []
-    monkeypatch.setattr(engine, "paces", lambda recipes: measured.append(len(recipes)) or [1.0, 1.5])
+    monkeypatch.setattr(engine, "paces", lambda recipes, threads: measured.append(len(recipes)) or [1.0, 1.5])
     for _ in range(2):
         experiment = Experiment(tmp_path / "a", whole, ["transformer", "parallel"], "seconds", 1)
         results = compare(experiment, say=lambda line: None)

@@ -102,8 +102,10 @@ def _moments(x: Array, y: Array) -> Array:
 
 def _correlation(sums: Array) -> float:
     count, x, y, xx, yy, xy = sums
-    spread = (count * xx - x * x) * (count * yy - y * y)
-    return float((count * xy - x * y) / math.sqrt(spread)) if spread > 0 else 0.0
+    spreads = count * xx - x * x, count * yy - y * y
+    # What is left of two equal numbers is their rounding.
+    constant = any(spread <= 1e-12 * count * squares for spread, squares in zip(spreads, (xx, yy), strict=True))
+    return 0.0 if constant else float((count * xy - x * y) / math.sqrt(math.prod(spreads)))
 
 
 # A new metric that comparisons look at is one row.
