@@ -89,7 +89,7 @@ class Experiment:
 def compare(experiment: Experiment, *, say: Say) -> dict[str, Any]:
     """Train what is not yet trained, and say what the runs say."""
     from splitstep.compare.summary import summary
-    from splitstep.training.engine import all_ready, task_of
+    from splitstep.training.engine import all_ready, origin, task_of
 
     experiment.check()
     task = task_of(experiment.recipe)
@@ -102,7 +102,8 @@ def compare(experiment: Experiment, *, say: Say) -> dict[str, Any]:
         changed = ", ".join(f"{key} = {value}" for key, value in rival.adjusted.items())
         say(f"{rival.scheme.name}: {rival.parameters.total:,} parameters{f'; adjusted: {changed}' if changed else ''}")
     jobs = experiment.all_runs(rivals)
-    finish(jobs, at_a_time=experiment.jobs, say=say)
+    data = origin(task)
+    finish([job for job in jobs if not job.finished(data)], at_a_time=experiment.jobs, say=say)
     results = {"command": shlex.join(["splitstep", *sys.argv[1:]]), **summary(experiment, rivals, task)}
     if not any(row["values"] for row in results["schemes"]):
         raise RunError(f"not one of {len(jobs)} runs finished; {jobs[0].name} failed: {jobs[0].failure}")

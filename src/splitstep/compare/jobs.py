@@ -48,6 +48,15 @@ class Job:
             return None
         return self.note.read_text(encoding="utf-8").strip()
 
+    def finished(self, data: dict[str, str]) -> bool:
+        """Whether nothing is left to do; a run of another recipe or of other data is refused."""
+        run = Run(self.folder)
+        results = run.results()
+        if results is None or results["updates_asked"] < self.updates:
+            return False
+        run.check(self.recipe, data)
+        return True
+
     @property
     def done(self) -> int:
         """Its updates so far."""

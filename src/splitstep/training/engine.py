@@ -173,7 +173,7 @@ def train(recipe: Recipe, folder: Path, *, name: str = "", say: Say | None = Non
     batches = plan(task, settings)
     updates = settings.updates or batches.updates_in(settings.epochs or 1)
     begun = run.recipe_file.is_file()
-    made_from = task.origin | initial_checksums(task.initial)
+    made_from = origin(task)
     if begun:
         run.check(recipe, made_from)
         results = run.results()
@@ -206,6 +206,11 @@ def ready(recipe: Recipe, say: Say = lambda line: None) -> tuple[Task, Splitstep
     for split in task.splits:
         task.lengths(split)
     return task, config
+
+
+def origin(task: Task) -> dict[str, str]:
+    """All that a run of the task is made from, with its checksums: the data, and the model it begins with."""
+    return task.origin | initial_checksums(task.initial)
 
 
 def _check_training(settings: Training, config: SplitstepConfig) -> None:
