@@ -154,6 +154,34 @@ def results() -> str:
     return markdown(header, rows)
 
 
+TERMS = {"none": "equal updates", "seconds": "equal time"}
+
+
+def evolved_quality() -> str:
+    """What evolved attention with each network reaches on AG News, and the trained weights of its networks."""
+    compared = [c for c in json.loads(COMPARED.read_text())["comparisons"] if c["folder"].startswith("ag-news")]
+    found: dict[str, dict[str, str]] = {}
+    for comparison in compared:
+        for row in comparison["schemes"]:
+            if row["name"].startswith("trans"):
+                shown = f"{quality(row)}{f', {gap(row)}' if gap(row) else ''}"
+                found.setdefault(row["name"], {})[TERMS[comparison["match"]]] = shown
+    terms = [TERMS[comparison["match"]] for comparison in compared]
+    rows = [[f"`{name}`", f"{_network(name):,}", *(own.get(term, "") for term in terms)] for name, own in found.items()]
+    return markdown(["scheme", "trained weights of all networks", *terms], rows)
+
+
+def _network(name: str) -> int:
+    """The trained weights of the feed-forward networks of a scheme at the size of laptop/ag-news."""
+    from splitstep.compare.schemes import Scheme
+    from splitstep.models.accounting import empty_model
+    from splitstep.recipe import read
+
+    chosen = {**read("laptop/ag-news")["model"], **Scheme.named(name).settings}
+    model = empty_model(preset(chosen.pop("preset"), "encoder", **chosen))
+    return sum(p.numel() for name, p in model.named_parameters() if "convection" in name and p.requires_grad)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "orders": orders,
     "splittings": splittings,
@@ -162,6 +190,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "preset_parameters": preset_parameters,
     "benchmarks": benchmarks,
     "evolution": evolution,
+    "evolved_quality": evolved_quality,
     "sources": sources,
     "results": results,
 }
