@@ -11,12 +11,14 @@ from xml.etree import ElementTree
 import pytest
 from plotly.offline import get_plotlyjs
 from tests import corpora
+from typer.testing import CliRunner
 
+from splitstep.cli import app
 from splitstep.compare.claims import CLAIMS
 from splitstep.compare.experiment import Experiment, compare
 from splitstep.compare.measures import MEASURES, measure_name
 from splitstep.compare.schemes import Scheme, contestants, shares_weights, width_step
-from splitstep.recipe import recipe, toml
+from splitstep.recipe import load, recipe, toml
 from splitstep.reports import page, tables
 from splitstep.solver.errors import RunError, UserError
 from splitstep.tasks.bleu import bleu
@@ -389,3 +391,17 @@ def _drawn_in_a_browser(path, tmp_path, *, plots):
         assert found.pop("tables") <= width or medium != "paper"
         assert found.pop("runs") > 0
         assert found == {"width": width, "error": None, "plots": plots, "closed": 0}
+
+
+def test_the_demo_compares_on_all_its_tasks_and_writes_one_report(tmp_path, monkeypatch):
+    from splitstep.cli import compare as commands
+
+    monkeypatch.setattr(commands, "SCHEMES", "transformer,macaron")
+    whole, short = load, ["training.updates=2", "training.warmup=1", "training.evaluate_every=2"]
+    monkeypatch.setattr(commands.recipes, "load", lambda name: whole(name, short))
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "demo")])
+    assert result.exit_code == 0, result.output
+    for task in ("images, accuracy", "language-modelling, perplexity", "translation, BLEU"):
+        assert f"{task} against transformer" in result.stdout
+    assert "one seed cannot tell luck in training" in result.stdout
+    assert (tmp_path / "demo" / "report" / "report.html").is_file()
