@@ -1,6 +1,7 @@
 """Training from a recipe: what is interrupted goes on as if it had not been, what is finished stays."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -311,19 +312,27 @@ def _command(tables, tmp_path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+    ("number", "workers"),
+    [
+        (signal.SIGKILL, 0),
+        (signal.SIGTERM, 0),
+        (signal.SIGTERM, 1),
+        pytest.param(signal.SIGINT, 0, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 1, marks=pytest.mark.slow),
+    ],
 )
-def test_a_signal_ends_a_run_and_the_same_command_goes_on_to_the_same_bits(tmp_path, number):
-    slow = {"updates": 40, "save_every": 3, "evaluate_every": 20, "log_every": 1, "threads": 1}
+def test_a_signal_ends_a_run_and_the_same_command_goes_on_to_the_same_bits(tmp_path, number, workers):
+    slow = {"updates": 40, "save_every": 3, "evaluate_every": 20, "log_every": 1, "threads": 1, "workers": workers}
     command = _command(_language(tmp_path / "data", model=dropout, training=slow), tmp_path)
     subprocess.run([*command, str(tmp_path / "undisturbed")], check=True, capture_output=True, timeout=120)
     run = tmp_path / "disturbed"
-    process = subprocess.Popen([*command, str(run)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
+    process = subprocess.Popen([*command, str(run)], start_new_session=True, **pipes)
     log = run / "metrics.jsonl"
     until = time.monotonic() + 100
     while not (log.exists() and len(log.read_text().splitlines()) >= 7) and time.monotonic() < until:
         time.sleep(0.01)
-    process.send_signal(number)
+    os.killpg(process.pid, number)  # to its workers too, as a terminal does it
     _, said = process.communicate(timeout=60)
     assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
     if number != signal.SIGKILL:

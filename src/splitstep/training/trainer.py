@@ -182,6 +182,7 @@ class SplitstepTrainer(Trainer):
             num_workers=self.settings.workers,
             # Forked workers share the mapped files; others get them as copies.
             multiprocessing_context="fork" if self.settings.workers and sys.platform == "linux" else None,
+            worker_init_fn=_leave_signals_to_the_trainer,
             pin_memory=self.args.device.type == "cuda",
         )
 
@@ -394,6 +395,12 @@ class SplitstepTrainer(Trainer):
         """Train to the end, or until a signal, from a checkpoint or from the beginning."""
         self._begin_at = checkpoint
         super().train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+
+
+def _leave_signals_to_the_trainer(worker: int) -> None:
+    """Have a worker live on when a terminal signals all processes: the trainer makes its last update with it."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _out_of_memory(error: Exception) -> bool:
