@@ -199,10 +199,8 @@ def ready(recipe: Recipe, say: Say = lambda line: None) -> tuple[Task, Splitstep
     task = task_of(recipe, say)
     if "valid" not in task.splits:
         raise UserError("the recipe names no data.valid, the split that a run is watched by")
-    if recipe.training.select not in task.reported:
-        raise unknown("training.select", recipe.training.select, task.reported)
     config = configuration(recipe, task)
-    _check_training(recipe.training, config)
+    _check_training(recipe.training, task, config)
     for split in task.splits:
         task.lengths(split)
     return task, config
@@ -213,8 +211,10 @@ def origin(task: Task) -> dict[str, str]:
     return task.origin | initial_checksums(task.initial)
 
 
-def _check_training(settings: Training, config: SplitstepConfig) -> None:
-    """Refuse what a model cannot be trained with."""
+def _check_training(settings: Training, task: Task, config: SplitstepConfig) -> None:
+    """Refuse what a model of the task cannot be trained with."""
+    if settings.select not in task.reported:
+        raise unknown("training.select", settings.select, task.reported)
     if config.adaptive_cutoffs is not None and settings.label_smoothing:
         raise UserError("training.label_smoothing needs all log-probabilities, which an adaptive softmax does not make")
     if config.reversible and settings.gradient_checkpointing:
@@ -225,13 +225,15 @@ def _check_training(settings: Training, config: SplitstepConfig) -> None:
 
 def all_ready(recipes: Iterable[Recipe]) -> None:
     """Refuse before the first of several runs what any of them would be refused for."""
-    seen = []
+    known: list[tuple[dict[str, Any], Task, SplitstepConfig]] = []
     for recipe in recipes:
-        own = recipe.settings()
-        told = [own["task"], own["model"], own["data"], own["evaluation"], recipe.training.select, recipe.training.init]
-        if told not in seen:
-            ready(recipe)
-            seen.append(told)
+        # What is read and built depends on all sections but training, and on what that begins with.
+        told = recipe.settings() | {"training": recipe.training.init}
+        same = [(task, config) for before, task, config in known if before == told]
+        for task, config in same:
+            _check_training(recipe.training, task, config)
+        if not same:
+            known.append((told, *ready(recipe)))
 
 
 def _hardly_begun(folder: Path) -> bool:
