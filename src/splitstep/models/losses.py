@@ -106,16 +106,16 @@ def _consumed(z: Tensor, labels: Tensor, eps: float) -> Tensor:
     # loss = log sum_v exp z_v - (1 - eps) z_y - eps / V sum_v z_v
     # d loss / d z_v = p_v - (1 - eps) [v = y] - eps / V
     y = labels.unsqueeze(-1)
-    z -= z.amax(-1, keepdim=True)
-    loss = (eps - 1) * z.gather(-1, y).sum()
+    top = z.amax(-1)
+    losses = top - (1 - eps) * z.gather(-1, y).squeeze(-1)
     if eps:
-        loss -= eps * z.mean(-1).sum()
-    partition = z.exp_().sum(-1, keepdim=True)
-    z /= partition
+        losses -= eps * z.mean(-1)
+    torch.softmax(z, -1, out=z)
+    losses -= z.amax(-1).log()  # log sum_v exp z_v is the highest logit less the log of its probability
     z.scatter_add_(-1, y, torch.full_like(y, eps - 1, dtype=z.dtype))
     if eps:
         z -= eps / z.shape[-1]
-    return loss + partition.log().sum()
+    return losses.sum()
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
