@@ -67,8 +67,8 @@ def test_each_copy_is_an_orthogonal_mixture_of_all_entries_at_every_time(size, t
     seen = []
     field.activation = lambda inner: seen.append(inner) or inner
     whole = field(torch.eye(size, dtype=torch.float64)[None], at(time - 1.0))[0]
-    inner = seen[0].unflatten(-1, (2, -1))  # blocks, particles, copies, entries
-    for copy in (inner[:, :, number].transpose(0, 1).flatten(1) for number in range(2)):
+    inner = seen[0].unflatten(1, (2, -1))  # blocks, copies, entries, particles
+    for copy in (inner[:, number].flatten(0, 1) for number in range(2)):
         torch.testing.assert_close(copy @ copy.T, torch.eye(size, dtype=torch.float64), atol=1e-6, rtol=0)
         assert copy.abs().min() > 0
     assert whole.abs().min() > 0

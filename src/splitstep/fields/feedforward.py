@@ -111,7 +111,7 @@ class RandomFeedForward(nn.Module):
         return self.down_proj(at.noise.dropout(inner, self.dropout), at.depth)
 
 
-PART = 2**19  # numbers that a processor's cache holds
+PART = 2**20  # numbers that a processor's cache holds
 
 
 class Rotations(Drawn):
@@ -144,7 +144,8 @@ class RotatedFeedForward(nn.Module):
 
     The width is a whole number of copies of the state. A copy is the state turned in blocks of neighbours, shuffled so
     that every block has a share of all, and turned in blocks again (a Monarch matrix, Dao et al. 2022); the first turn
-    serves all copies, and the way down is the way up mirrored. All of it is a few batched products.
+    serves all copies, and the way down is the way up mirrored. All of it is a few batched products, with entries in
+    rows, where a shuffle moves whole rows or nothing: with particles in rows they took 1.3x to 2x the time.
     """
 
     def __init__(
@@ -176,18 +177,17 @@ class RotatedFeedForward(nn.Module):
     def forward(self, z: Float[Tensor, "batch particles dim"], at: Evaluation) -> Tensor:
         """The drift of each particle at the depth of this evaluation."""
         turn = {name: rotations(at.depth + 1.0) for name, rotations in self.rotations.items()}
-        # blocks x entries x (copies and entries), and mirrored
-        up = turn["up"].unflatten(0, (self.blocks, self.copies)).transpose(1, 2).flatten(2)
-        down = turn["down"].unflatten(0, (self.blocks, self.copies)).flatten(1, 2)
-        up, down = up * self.up_scales.unsqueeze(-2), down * self.down_scales.unsqueeze(-1)
+        # blocks x (copies and entries) x entries; the way down is used mirrored
+        up = turn["up"].mT.unflatten(0, (self.blocks, self.copies)).flatten(1, 2) * self.up_scales.unsqueeze(-1)
+        down = turn["down"].unflatten(0, (self.blocks, self.copies)).flatten(1, 2) * self.down_scales.unsqueeze(-1)
         inwards, up, down, outwards = (m.to(z.dtype) for m in (turn["inwards"], up, down, turn["outwards"]))
-        biases = self.up_biases.unsqueeze(-2).to(z.dtype)
+        biases = self.up_biases.unsqueeze(-1).to(z.dtype)
 
         def drift(part: Tensor) -> Tensor:
-            blocks = part.unflatten(-1, (self.blocks, self.block)).transpose(0, 1)
-            inner = self.activation(torch.baddbmm(biases, self._shuffled(blocks @ inwards), up))
-            moved = self._shuffled(at.noise.dropout(inner, self.dropout) @ down) @ outwards
-            return moved.transpose(0, 1).flatten(1)
+            blocks = part.T.unflatten(0, (self.blocks, self.block))
+            inner = self.activation(torch.baddbmm(biases, up, self._shuffled(inwards.mT @ blocks)))
+            moved = outwards.mT @ self._shuffled(down.mT @ at.noise.dropout(inner, self.dropout))
+            return moved.flatten(0, 1).T
 
         return torch.cat([drift(part) for part in self._parts(z.flatten(0, -2))]).view(z.shape) + self.down_bias
 
@@ -197,10 +197,9 @@ class RotatedFeedForward(nn.Module):
             return (z,)
         return z.split(max(PART // self.up_scales.numel(), 1))
 
-    def _shuffled(self, blocks: Tensor) -> Tensor:
+    def _shuffled(self, blocks: Float[Tensor, "blocks entries particles"]) -> Tensor:
         """Blocks that each have an equal share of all blocks; done twice, it is undone."""
-        shares = blocks.unflatten(-1, (self.blocks, self.block // self.blocks))
-        return shares.transpose(0, 2).flatten(2)
+        return blocks.unflatten(1, (self.blocks, -1)).transpose(0, 1).flatten(1, 2)
 
 
 FEED_FORWARDS: dict[str, Callable[..., nn.Module]] = {
