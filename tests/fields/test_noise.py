@@ -3,7 +3,7 @@ import torch
 
 from splitstep.fields.attention import attend
 from splitstep.fields.evaluation import Sight
-from splitstep.fields.noise import Noise
+from splitstep.fields.noise import Noise, dropped
 
 
 def stages(noise, draw, count=4):
@@ -53,6 +53,27 @@ def test_noise_keeps_the_mean(rate):
         noise = Noise(training=True, stages=recalls)
         assert noise.dropout(x, rate).mean() == pytest.approx(1, abs=0.03)
         assert noise.drop_path(x, rate).mean() == pytest.approx(1, abs=0.03)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rate", [0.001, 0.2, 0.99])
+def test_values_are_dropped_each_by_itself_at_the_rate(rate, dtype):
+    torch.manual_seed(0)
+    x = torch.ones(701, 1001, dtype=dtype, requires_grad=True)  # no multiple of what a draw decides
+    y = dropped(x, rate)
+    gone = (y == 0).double()
+    deviation = (rate * (1 - rate) / gone.numel()) ** 0.5
+    assert gone.mean().item() == pytest.approx(rate, abs=4 * deviation + 1e-5)
+    for step in (1, 2, 3, 4, 1001):  # neighbours in a draw, in draws, in columns
+        one, other = gone.flatten()[:-step] - rate, gone.flatten()[step:] - rate
+        assert (one * other).mean().item() == pytest.approx(0, abs=4 * rate * (1 - rate) / gone.numel() ** 0.5)
+    assert y[y != 0].unique().tolist() == pytest.approx([1 / (1 - rate)], rel=0.01 if dtype is torch.bfloat16 else 1e-3)
+    assert torch.equal(torch.autograd.grad(y.sum(), x)[0], y)
+
+
+def test_nothing_to_drop_and_nothing_to_drop_from():
+    assert torch.equal(dropped(torch.ones(5, 3), 0.0), torch.ones(5, 3))
+    assert dropped(torch.ones(0, 3), 0.5).shape == (0, 3)
 
 
 def test_without_training_there_is_no_noise():

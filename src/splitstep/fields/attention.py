@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from splitstep.fields.evaluation import Evaluation, Sight
-from splitstep.fields.noise import Noise
+from splitstep.fields.noise import Noise, dropped
 from splitstep.solver.errors import UserError
 
 Heads: TypeAlias = Float[Tensor, "batch heads length head_dim"]
@@ -137,5 +137,5 @@ def _eager(query: Queries, key: Keys, value: Keys, *, sight: Sight, dropout: flo
     visible = None if mask is None else mask.any(-1, keepdim=True)
     if sight.record is not None:
         sight.record.append(weights if visible is None else weights * visible)
-    result = nn.functional.dropout(weights, dropout) @ value
+    result = dropped(weights, dropout) @ value
     return result if visible is None else result * visible

@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from splitstep.fields.attention import Keys, Queries
 from splitstep.fields.evaluation import Evaluation, Mask, Sight
+from splitstep.fields.noise import dropped
 
 Scores = Float[Tensor, "batch heads queries keys"]
 Bias = Float[Tensor, "batch heads keys"]
@@ -94,7 +95,7 @@ class Condition(nn.Module):
         return Operator(query, key, sight=sight, fresh=fresh)
 
     def _dropped(self, x: Tensor) -> Tensor:
-        return nn.functional.dropout(x, self.dropout, self.training)
+        return dropped(x, self.dropout) if self.training else x
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)

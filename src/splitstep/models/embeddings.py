@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from splitstep.fields.noise import dropped
 from splitstep.fields.norms import norm
 from splitstep.models.adaptive import AdaptiveInput
 from splitstep.models.configuration import SplitstepConfig
@@ -56,7 +57,7 @@ class TextEmbeddings(nn.Module):
         if self.types is not None:
             x = x + self.types(torch.zeros_like(positions) if types is None else types)
         x = x if self.norm is None else self.norm(x)
-        return nn.functional.dropout(x, self.dropout, self.training)
+        return dropped(x, self.dropout) if self.training else x
 
     def waves(self, positions: Int[Tensor, "#batch particles"], *, like: Tensor) -> Tensor:
         """The sinusoids of the positions."""
@@ -107,7 +108,7 @@ class ImageEmbeddings(nn.Module):
             x = torch.cat((self.class_token.expand(len(x), -1, -1), x), dim=1)
         if self.positions is not None:
             x = x + self._positions(height // self.patch, width // self.patch)
-        return nn.functional.dropout(x, self.dropout, self.training)
+        return dropped(x, self.dropout) if self.training else x
 
     def _positions(self, rows: int, columns: int) -> Tensor:
         assert self.positions is not None
