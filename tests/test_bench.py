@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from splitstep.bench import Missing, peak_bytes, race
+from splitstep.bench import Missing, peak_bytes, race, startup
 
 
 def _busy(seconds):
@@ -48,3 +48,17 @@ def test_peak_memory_is_what_was_held_at_a_time():
         return second + third
 
     assert peak_bytes(run) == pytest.approx(3 * 4_000_000, rel=0.01)
+
+
+def test_start_up_counts_what_other_processes_do(monkeypatch):
+    busy = "import time\nwhile time.process_time() < {}: pass"
+    monkeypatch.setattr(startup, "READY", {"soon": ["-c", busy.format(0.1)]})
+    monkeypatch.setattr(startup, "PEER", {"late": ["-c", busy.format(0.4)]})
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # the processor's clock
+    try:
+        found = {case.contestant: case for case in startup.cases(repeats=1)}
+    finally:
+        torch.set_num_threads(before)
+    assert found["late"].median_seconds >= 0.39
+    assert found["soon"].ratio > 1

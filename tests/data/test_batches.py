@@ -103,4 +103,11 @@ def test_of_two_sides_both_are_hardly_padded():
         assert sorted(np.concatenate(updates)) == list(range(20_000))
         places = sum(len(indices) * side[indices].max() for indices in updates for side in (first, second))
         wastes.append(1 - (first.sum() + second.sum()) / places)
+        assert tilts is None or plan.padding() == pytest.approx(wastes[-1])
     assert wastes[0] < 0.05 < wastes[1]
+
+
+def test_padding_is_what_the_longest_of_an_update_adds():
+    assert Plan(np.array([3, 3, 3, 3]), 1, examples=2).padding() == 0
+    assert Plan(np.array([1, 3]), 1, examples=2).padding() == pytest.approx(2 / 6)
+    assert Plan(np.array([2, 3]), 1, examples=2, tilts=np.array([1, -2])).padding() == pytest.approx(3 / 10)

@@ -97,10 +97,16 @@ def race(
 
 def _timed(run: Run) -> float:
     """Seconds; with one thread those of the processor, which others at work on the machine disturb less."""
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    clock = _processor_seconds if torch.get_num_threads() == 1 else time.perf_counter
     start = clock()
     run()
     return clock() - start
+
+
+def _processor_seconds() -> float:
+    """Of this process and of those it has waited for."""
+    used = os.times()
+    return time.process_time() + used.children_user + used.children_system
 
 
 def peak_bytes(run: Run) -> int:

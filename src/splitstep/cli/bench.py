@@ -18,7 +18,8 @@ def bench(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME ...]", help="attention, decoding, evolution, losses, memory, training; all without it."
+            metavar="[NAME ...]",
+            help="attention, decoding, evolution, losses, memory, startup, training; all without it.",
         ),
     ] = None,
     as_json: Json = False,
@@ -29,12 +30,12 @@ def bench(
     attention: explicit attention against torch's fused kernel. decoding: beam search against transformers' generate.
     evolution: attention evolved in time against attention computed in every layer, with each feed-forward network.
     losses: the loss of a vocabulary in chunks or in bands against all logits at once. memory: activations of
-    deep stacks, plain, with checkpointing, reversible. training: a training step of
-    encoders, images and language models against transformers, torch and x-transformers, and of the schemes against
-    each other, with the share of the machine's own matrix product. A peer that is not installed is named as missing;
-    pip install 'splitstep[bench]' has them. Each ratio is to the fastest
-    reference: above 1 is faster. A precision that the machine does not multiply natively is left out, and the report
-    says which there were.
+    deep stacks, plain, with checkpointing, reversible. startup: commands and imports against importing transformers.
+    training: a training step of encoders, images and language models against transformers, torch and x-transformers,
+    and of the schemes against each other, with the share of the machine's own matrix product. A peer that is not
+    installed is named as missing; pip install 'splitstep[bench]' has them. Each ratio is to the fastest reference:
+    above 1 is faster. A precision that the machine does not multiply natively is left out, and the report says which
+    there were.
     """
     chosen = [lookup("benchmark", name, BENCHES) for name in names or BENCHES]
     if repeats < 1:
@@ -69,6 +70,7 @@ def _figures(case: "Case") -> tuple[str, ...]:
 
 
 BENCHES = {
-    name: f"splitstep.bench.{name}" for name in ("attention", "decoding", "evolution", "losses", "memory", "training")
+    name: f"splitstep.bench.{name}"
+    for name in ("attention", "decoding", "evolution", "losses", "memory", "startup", "training")
 }
 BENCH_WIDTHS = (9, 34, 36, 9, 7, 8, 8, 10)

@@ -90,6 +90,14 @@ class Plan:
             yield order[start:end]
             start = end
 
+    def padding(self) -> float:
+        """The share of padding among the places of an epoch, of both sides where there are two."""
+        tilts = np.zeros_like(self.lengths) if self.tilts is None else self.tilts
+        sides = np.stack((self.lengths + np.minimum(tilts, 0), self.lengths - np.maximum(tilts, 0)))
+        updates = [sides[:, update.indices] for update in self.epoch(0)]
+        places = sum(int(update.max(1).sum()) * update.shape[1] for update in updates)
+        return 1 - sum(int(update.sum()) for update in updates) / places
+
     def updates(self) -> Iterator[Update]:
         """Update after update, for ever."""
         for number in count():

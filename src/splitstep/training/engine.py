@@ -465,6 +465,7 @@ def check(recipe: Recipe, *, say: Say | None = None) -> dict[str, Any]:
         "examples": sizes,
         "parameters": count,
         "updates": updates,
+        "padding": trainer.plan.padding(),
         "first_loss": loss,
         "validation_loss": valid,
         "seconds_an_update": seconds,
