@@ -175,7 +175,7 @@ def _network(name: str) -> int:
     """The trained weights of the feed-forward networks of a scheme at the size of laptop/ag-news."""
     from splitstep.compare.schemes import Scheme
     from splitstep.models.accounting import empty_model
-    from splitstep.recipe import read
+    from splitstep.tables import read
 
     chosen = {**read("laptop/ag-news")["model"], **Scheme.named(name).settings}
     model = empty_model(preset(chosen.pop("preset"), "encoder", **chosen))

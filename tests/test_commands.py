@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 from splitstep import SplitstepForConditionalGeneration
 from splitstep.cli import app
 from splitstep.cli.use import _as_they_come
-from splitstep.recipe import recipe, toml
+from splitstep.recipe import recipe
 from splitstep.solver.errors import UserError
+from splitstep.tables import toml
 from splitstep.training.engine import loaded, train
 from splitstep.training.run import Run
 

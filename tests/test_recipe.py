@@ -8,8 +8,9 @@ from tests import corpora, image_files
 import splitstep
 from splitstep.models.accounting import empty_model
 from splitstep.models.presets import preset
-from splitstep.recipe import differences, load, packaged, read, recipe, schema, setting, toml, with_setting
+from splitstep.recipe import load, recipe, schema
 from splitstep.solver.errors import UserError
+from splitstep.tables import differences, packaged, read, setting, toml, with_setting
 from splitstep.tasks import TASKS, task_class
 from splitstep.training.engine import train
 

@@ -13,8 +13,9 @@ from tests import corpora, image_files
 
 from splitstep.models.configuration import SplitstepConfig
 from splitstep.models.presets import preset
-from splitstep.recipe import recipe, schema, with_setting
+from splitstep.recipe import recipe, schema
 from splitstep.solver.errors import UserError
+from splitstep.tables import with_setting
 from splitstep.tasks import TASKS
 
 BASES = {

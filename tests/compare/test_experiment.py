@@ -18,9 +18,10 @@ from splitstep.compare.claims import CLAIMS
 from splitstep.compare.experiment import Experiment, compare
 from splitstep.compare.measures import MEASURES, measure_name
 from splitstep.compare.schemes import Scheme, contestants, shares_weights, width_step
-from splitstep.recipe import load, recipe, toml
+from splitstep.recipe import load, recipe
 from splitstep.reports import page, tables
 from splitstep.solver.errors import RunError, UserError
+from splitstep.tables import toml
 from splitstep.tasks.bleu import bleu
 from splitstep.tasks.scores import SCORES
 from splitstep.training.engine import paces, task_of
@@ -398,7 +399,7 @@ def test_the_demo_compares_on_all_its_tasks_and_writes_one_report(tmp_path, monk
 
     monkeypatch.setattr(commands, "SCHEMES", "transformer,macaron")
     whole, short = load, ["training.updates=2", "training.warmup=1", "training.evaluate_every=2"]
-    monkeypatch.setattr(commands.recipes, "load", lambda name: whole(name, short))
+    monkeypatch.setattr("splitstep.recipe.load", lambda name: whole(name, short))
     result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "demo")])
     assert result.exit_code == 0, result.output
     for task in ("images, accuracy", "language-modelling, perplexity", "translation, BLEU"):

@@ -14,7 +14,8 @@ from tests.runs import results
 from splitstep.compare import jobs
 from splitstep.compare.child import at_work, wait_for
 from splitstep.compare.jobs import Job, finish
-from splitstep.recipe import recipe, toml
+from splitstep.recipe import recipe
+from splitstep.tables import toml
 from splitstep.training.engine import Outcome
 from splitstep.training.run import Run
 

@@ -5,11 +5,12 @@ import json
 import pytest
 from tests import corpora
 
-from splitstep.recipe import recipe, toml
+from splitstep.recipe import recipe
 from splitstep.reports import page, tables
 from splitstep.reports.published import beside
 from splitstep.reports.read import results_of
 from splitstep.solver.errors import UserError
+from splitstep.tables import toml
 
 COSTS = ("parameters", "body", "flops", "seconds", "peak_memory_bytes", "latency_seconds", "tokens_per_second")
 HELD = {"difference": -0.0112, "interval": [-0.02, 0.01], "p_value": 0.01, "p_corrected": 0.02, "verdict": "worse"}

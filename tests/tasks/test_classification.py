@@ -14,8 +14,9 @@ from splitstep.cli import app
 from splitstep.cli.use import classify
 from splitstep.data.listops import Shape, write
 from splitstep.models.presets import PRESETS
-from splitstep.recipe import recipe, toml
+from splitstep.recipe import recipe
 from splitstep.solver.errors import UserError
+from splitstep.tables import toml
 from splitstep.tasks.classification import Classification
 from splitstep.tasks.matching import Matching
 from splitstep.tasks.prediction import Predictor

@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from splitstep.cli import app
 from splitstep.compare.glue import Experiment, fine_tune
-from splitstep.recipe import recipe, toml
+from splitstep.recipe import recipe
 from splitstep.solver.errors import UserError
+from splitstep.tables import toml
 from splitstep.tasks.glue import GLUE, Glue, averages, metrics_of, score
 from splitstep.tasks.scores import SCORES
 from splitstep.training.engine import build, configuration, evaluate, task_of, train

@@ -15,8 +15,9 @@ from safetensors.torch import load_file
 from tests import corpora
 from tests.runs import log, losses, results, same, weights
 
-from splitstep.recipe import recipe, toml
+from splitstep.recipe import recipe
 from splitstep.solver.errors import UserError
+from splitstep.tables import toml
 from splitstep.tasks import task_class
 from splitstep.training.engine import check, evaluate, train
 from splitstep.training.run import Run

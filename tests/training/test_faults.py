@@ -14,7 +14,7 @@ from tests import corpora, faults
 from tests.image_files import cifar, images_recipe
 from tests.runs import losses, results, same
 
-from splitstep.recipe import toml
+from splitstep.tables import toml
 from splitstep.training.run import Run
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests import corpora
 from tests.runs import same
 
-from splitstep.recipe import toml
+from splitstep.tables import toml
 
 pytestmark = pytest.mark.slow
 

@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from splitstep import recipe as recipes
 from splitstep.cli.app import app
 from splitstep.cli.output import Json, print_json, print_table
 from splitstep.cli.run import RecipeName, Settings, folder_name
 from splitstep.solver.errors import UserError
+from splitstep.tables import packaged
 
 SCHEMES = "transformer,macaron,parallel,parallel-rk4,transevolve-full-1"
 
@@ -39,7 +39,9 @@ def compare(
 
     Example: splitstep compare laptop/multi30k-de-en --schemes transformer,macaron,parallel/integrator=heun --seeds 3
     """
-    runs = recipes.load(name, [*(settings or [])])
+    from splitstep.recipe import load
+
+    runs = load(name, [*(settings or [])])
     if len(runs) > 1:
         raise UserError(f"{name} has a grid; compare takes a recipe without one, and --schemes")
     folder = out or Path("comparisons") / folder_name(name, settings or [])
@@ -94,11 +96,12 @@ def demo(
     """
     from splitstep.compare.experiment import Experiment
     from splitstep.compare.experiment import compare as compared
+    from splitstep.recipe import load
     from splitstep.reports import page, tables
 
     folders, found = [], []
-    for name in sorted(name for name in recipes.packaged() if name.startswith("demo/")):
-        ((_, recipe),) = recipes.load(name)
+    for name in sorted(name for name in packaged() if name.startswith("demo/")):
+        ((_, recipe),) = load(name)
         folder = out / name.removeprefix("demo/")
         results = compared(
             Experiment(folder, recipe, SCHEMES.split(","), "none", 1), say=lambda line: typer.echo(line, err=True)

@@ -7,11 +7,11 @@ import typer
 from splitstep.cli.app import app
 from splitstep.cli.output import Json, columns, print_json, print_table, progress
 from splitstep.models.presets import KINDS, PRESETS
-from splitstep.recipe import packaged, read, recipe, setting
 from splitstep.solver.errors import lookup, unknown
 from splitstep.solver.schemes import fixed_step_schemes
 from splitstep.solver.splittings import SPLITTINGS
 from splitstep.solver.tableaus import TABLEAUS
+from splitstep.tables import packaged, read, setting
 from splitstep.tasks import TASKS, task_class
 
 
@@ -76,6 +76,8 @@ def params(
     if name in PRESETS:
         model = {"preset": name, "kind": "encoder"} | chosen
     elif name in packaged() or name.endswith(".toml"):
+        from splitstep.recipe import recipe
+
         tables = read(name)
         whole = recipe({key: value for key, value in tables.items() if key != "grid"})
         model = {"kind": task_class(whole.task).kind} | whole.model | chosen

@@ -2,15 +2,18 @@
 
 import hashlib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from splitstep import recipe as recipes
 from splitstep.cli.app import app
 from splitstep.cli.output import Json, print_json, print_table
 from splitstep.solver.errors import UserError
+from splitstep.tables import packaged, setting, with_setting
 from splitstep.tasks import task_class
+
+if TYPE_CHECKING:
+    from splitstep.recipe import Recipe
 
 RecipeName = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A TOML file, or a packaged recipe; `splitstep list` names them.")
@@ -30,8 +33,10 @@ def check(name: RecipeName, settings: Settings = None, as_json: Json = False) ->
 
     Example: splitstep check laptop/multi30k-en-de
     """
+    from splitstep.recipe import load
+
     rows = []
-    for label, recipe in recipes.load(name, settings or []):
+    for label, recipe in load(name, settings or []):
         from splitstep.training.engine import check as checked
 
         rows.append({"run": label or name} | checked(recipe))
@@ -57,7 +62,9 @@ def train(
 
     Example: splitstep train laptop/multi30k-en-de training.seed=2 --out runs/second
     """
-    runs = recipes.load(name, settings or [])
+    from splitstep.recipe import load
+
+    runs = load(name, settings or [])
     base = out or Path("runs") / folder_name(name, settings or [])
     if fresh:
         base = _beside(base)
@@ -102,19 +109,21 @@ def evaluate(
     print_table(f"{folder}, {split}", [{"metric": key, "value": _shown(v)} for key, v in result["metrics"].items()])
 
 
-def changed(recipe: recipes.Recipe, settings: list[str]) -> recipes.Recipe:
+def changed(recipe: "Recipe", settings: list[str]) -> "Recipe":
     """The recipe of a run with other data or another evaluation; its model stays."""
+    from splitstep.recipe import recipe as checked
+
     tables = recipe.settings()
-    for key, value in map(recipes.setting, settings):
+    for key, value in map(setting, settings):
         if key.partition(".")[0] not in ("data", "evaluation"):
             raise UserError(f"{key} belongs to training; of a finished run only data.* and evaluation.* can be set")
-        tables = recipes.with_setting(tables, key, value)
-    return recipes.recipe(tables)
+        tables = with_setting(tables, key, value)
+    return checked(tables)
 
 
 def folder_name(name: str, settings: list[str]) -> str:
     """A folder for a recipe under these settings, the same for the same command."""
-    stem = name if name in recipes.packaged() else Path(name).stem
+    stem = name if name in packaged() else Path(name).stem
     if not settings:
         return stem
     suffix = ",".join(sorted(settings))

@@ -10,8 +10,9 @@ from typing import Any
 from splitstep.compare.jobs import Job, Say, finish, threads_of_each
 from splitstep.compare.measures import measure_name
 from splitstep.compare.schemes import Contestant, Scheme, contestants
-from splitstep.recipe import Recipe, differences, recipe, with_setting
+from splitstep.recipe import Recipe, recipe
 from splitstep.solver.errors import RunError, UserError
+from splitstep.tables import differences, with_setting
 from splitstep.training.checkpoints import write_atomically
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from splitstep import recipe as recipes
-from splitstep.recipe import Recipe
+from splitstep.recipe import Recipe, recipe, runs
 from splitstep.solver.errors import UserError, lookup
+from splitstep.tables import read, setting, with_setting, with_settings
 from splitstep.tasks.glue import GLUE, WNLI, averages, metrics_of, score
 from splitstep.training.checkpoints import write_atomically
 from splitstep.training.engine import all_ready, train
@@ -59,26 +59,26 @@ class Experiment:
         return sorted(found, key=lambda t: t.seed)
 
     def _trials(self, name: str) -> Iterator[Trial]:
-        tables = recipes.with_settings(recipes.read(name), map(recipes.setting, self.settings))
+        tables = with_settings(read(name), map(setting, self.settings))
         if tables.get("task") != "glue":
             raise UserError(f"{name} is a recipe of the task {tables.get('task')}, not glue")
         begin = [("training.init", str(self.run.resolve())), ("training.init_weights", self.weights)]
-        tables = recipes.with_settings(tables, begin)
-        grid, told = dict(tables.get("grid", {})), dict(map(recipes.setting, self.settings))
+        tables = with_settings(tables, begin)
+        grid, told = dict(tables.get("grid", {})), dict(map(setting, self.settings))
         tasks = [told["data.task"]] if "data.task" in told else grid.pop("data.task", list(GLUE))
         seeds = [told["training.seed"]] if "training.seed" in told else grid.pop("training.seed", range(1, SEEDS + 1))
         for seed in range(1, self.seeds + 1) if self.seeds else seeds:
             for task in tasks:
-                for label, whole in recipes.runs(self._of(tables | {"grid": grid}, task, seed)):
+                for label, whole in runs(self._of(tables | {"grid": grid}, task, seed)):
                     folder = self.folder / task / ",".join(filter(None, (label, f"seed={seed}")))
                     yield Trial(task, label, seed, whole, folder)
 
     def _of(self, tables: dict[str, Any], task: str, seed: int) -> dict[str, Any]:
-        of_task = recipes.with_settings(tables, [("data.task", task), ("training.seed", seed)])
-        folder = initial_folder(recipes.recipe(of_task))
+        of_task = with_settings(tables, [("data.task", task), ("training.seed", seed)])
+        folder = initial_folder(recipe(of_task))
         assert folder is not None
         room = known_configuration(folder).max_position_embeddings
-        return recipes.with_setting(of_task, "data.max_length", min(of_task["data"].get("max_length", room), room))
+        return with_setting(of_task, "data.max_length", min(of_task["data"].get("max_length", room), room))
 
 
 def fine_tune(experiment: Experiment, *, say: Say) -> dict[str, Any]:

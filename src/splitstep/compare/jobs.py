@@ -14,7 +14,8 @@ from signal import SIGINT, SIGTERM
 from typing import IO
 
 from splitstep.compare.child import at_work, wait_for
-from splitstep.recipe import Recipe, toml
+from splitstep.recipe import Recipe
+from splitstep.tables import toml
 from splitstep.training.checkpoints import write_atomically
 from splitstep.training.progress import clock, progress
 from splitstep.training.run import Run

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from splitstep.models.presets import PRESETS
-from splitstep.recipe import Recipe, recipe, setting, with_settings
+from splitstep.recipe import Recipe, recipe
 from splitstep.solver.errors import UserError, lookup
+from splitstep.tables import setting, with_settings
 
 if TYPE_CHECKING:
     from splitstep.models.accounting import Parameters

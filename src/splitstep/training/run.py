@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from splitstep import __version__
-from splitstep.recipe import Recipe, differences, recipe, toml
+from splitstep.recipe import Recipe, recipe
 from splitstep.solver.errors import UserError
+from splitstep.tables import differences, toml
 from splitstep.training.checkpoints import write_atomically
 
 # What may change when a run goes on: it alters where it ends or how it is done, not what is learnt.
