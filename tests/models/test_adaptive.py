@@ -8,6 +8,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from splitstep import SplitstepForCausalLM, SplitstepForSequenceClassification, preset
+from splitstep.models import losses
 from splitstep.models.accounting import account, parameters
 from splitstep.models.adaptive import AdaptiveInput, AdaptiveSoftmax
 from splitstep.models.losses import IGNORED, token_loss
@@ -171,19 +172,31 @@ def test_label_smoothing_needs_the_logits():
         build()(**batch(), label_smoothing=0.1, skip_logits=True)
 
 
+@pytest.mark.parametrize("cutoffs", [None, CUTOFFS], ids=["linear", "adaptive"])
+@pytest.mark.parametrize("chunk", [losses.CHUNK, 200])  # all tokens together, one or a few at a time
+def test_the_losses_of_the_tokens_are_those_of_the_logits(cutoffs, chunk, monkeypatch):
+    monkeypatch.setattr(losses, "CHUNK", chunk)
+    made, inputs = build(adaptive_cutoffs=cutoffs).double(), batch()
+    found = made.token_losses(**inputs)
+    logits, labels = made(inputs["input_ids"]).logits[:, :-1], inputs["labels"][:, 1:]
+    expected = nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
+    torch.testing.assert_close(found, expected[labels != IGNORED])
+    torch.testing.assert_close(found.mean(), made(**inputs, skip_logits=True).loss)
+
+
 @TIED
 def test_a_model_trains_under_autocast(tied):
     made = build(tie_word_embeddings=tied, dropout=0.1, adaptive_dropout=0.2).train()
     optimizer = torch.optim.Adam(made.parameters(), lr=3e-3)
-    losses = []
+    history = []
     for _ in range(60):
         with torch.autocast("cpu", torch.bfloat16):
             loss = made(**batch(), skip_logits=True).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0] / 2
+        history.append(loss.item())
+    assert history[-1] < history[0] / 2
 
 
 @TIED

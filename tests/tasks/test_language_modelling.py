@@ -96,12 +96,10 @@ def test_a_window_that_leaves_nothing_to_score_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("tokens", [1, 40, 10**6])
-def test_the_size_of_batches_changes_no_measure(tmp_path, tokens, monkeypatch):
+def test_the_size_of_batches_changes_no_measure(tmp_path, tokens):
     task, model = untrained(tmp_path / "data", kind="byte", context=5)
     expected = task.measure(Predictor(model), "valid").metrics
-    shares = Predictor.shares
-    monkeypatch.setattr(Predictor, "shares", lambda self, lengths, **_: shares(self, lengths, tokens=tokens))
-    assert task.measure(Predictor(model), "valid").metrics == pytest.approx(expected, rel=1e-5)
+    assert task.measure(Predictor(model, tokens=tokens), "valid").metrics == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)

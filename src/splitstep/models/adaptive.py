@@ -4,6 +4,7 @@ Tokens are numbered by falling frequency, which is the work of the tokenizer.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, embedding, linear
 
 from splitstep.models.configuration import Band, SplitstepConfig
-from splitstep.models.losses import IGNORED, chunked_token_loss, items, precise
+from splitstep.models.losses import IGNORED, chunked_token_loss, items, precise, token_losses
 
 
 class AdaptiveInput(nn.Module):
@@ -69,14 +70,30 @@ class AdaptiveSoftmax(nn.Module):
         self, x: Float[Tensor, "*batch dim"], labels: Int[Tensor, "*batch"], num_items: Tensor | int | None = None
     ) -> Tensor:
         """The `token_loss` of the labels, each of the rarer bands evaluated only where a label lies in it."""
-        number = _band(labels, self.bands)
-        in_head = torch.where(number == 0, labels, self.bands[0].stop - 1 + number)
+        number, in_head = self._places(labels)
         total = chunked_token_loss(x, self._head(), None, in_head, 1)
         for own, (start, projection, table) in enumerate(self._tails(), start=1):
             mine = number == own
             narrow = self._narrowed(x[mine], projection)
             total = total + chunked_token_loss(narrow, table, None, labels[mine] - start, 1)
         return total / items(labels != IGNORED, num_items)
+
+    @torch.no_grad()
+    def losses(self, x: Float[Tensor, "rows dim"], labels: Int[Tensor, " rows"]) -> Float[Tensor, " rows"]:
+        """The loss of each label, without a gradient."""
+        number, in_head = self._places(labels)
+        head = self._head()
+        found = token_losses(partial(linear, weight=head), x, in_head, width=len(head))
+        for own, (start, projection, table) in enumerate(self._tails(), start=1):
+            mine = number == own
+            narrow = self._narrowed(x[mine], projection)
+            found[mine] += token_losses(partial(linear, weight=table), narrow, labels[mine] - start, width=len(table))
+        return found
+
+    def _places(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The number of each label's band, and what stands for the label in the first softmax."""
+        number = _band(labels, self.bands)
+        return number, torch.where(number == 0, labels, self.bands[0].stop - 1 + number)
 
     def _head(self) -> Tensor:
         return torch.cat((self.tables[0], self.clusters))

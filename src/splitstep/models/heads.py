@@ -15,7 +15,7 @@ from splitstep.fields.norms import norm
 from splitstep.models.adaptive import AdaptiveSoftmax, adaptive_ties
 from splitstep.models.backbone import SplitstepModel, SplitstepPreTrainedModel, States
 from splitstep.models.configuration import SplitstepConfig
-from splitstep.models.losses import IGNORED, chunked_token_loss, label_loss, share, token_loss
+from splitstep.models.losses import IGNORED, chunked_token_loss, label_loss, share, token_loss, token_losses
 from splitstep.solver.errors import UserError
 
 
@@ -397,6 +397,18 @@ class SplitstepForCausalLM(_Vocabulary, GenerationMixin):
         )
         shifted = None if labels is None else nn.functional.pad(labels, (0, 1), value=IGNORED)[:, 1:]
         return self._scored(states, shifted, num_items_in_batch, smoothing, skip_logits, keep=logits_to_keep)
+
+    @torch.no_grad()
+    def token_losses(self, input_ids: Tensor, labels: Tensor) -> Tensor:
+        """The loss of each token with a label, row by row, for what the loss of a batch cannot say."""
+        labels = labels[:, 1:]
+        counted = labels != IGNORED
+        states: States = self.model(input_ids, use_cache=False, return_dict=True)
+        assert states.last_hidden_state is not None
+        x, labels = states.last_hidden_state[:, :-1][counted], labels[counted]
+        if isinstance(self.lm_head, AdaptiveSoftmax):
+            return self.lm_head.losses(x, labels)
+        return token_losses(self.lm_head, x, labels, width=self.config.vocab_size)
 
 
 class SplitstepForConditionalGeneration(_Vocabulary, GenerationMixin):

@@ -50,6 +50,14 @@ def chunked_token_loss(
     return _ChunkedCrossEntropy.apply(*rows, label_smoothing, torch.is_grad_enabled()) / items(counted, num_items)
 
 
+@torch.no_grad()
+def token_losses(logits: Callable[[Tensor], Tensor], states: Tensor, labels: Tensor, *, width: int) -> Tensor:
+    """The loss of each row of states, of whose `width` logits only a chunk of the rows has its own at a time."""
+    rows = max(CHUNK // 4 // width, 1)  # chunks that malloc takes from its heap: larger ones cost a page fault a page
+    pairs = zip(states.split(rows), labels.split(rows), strict=True)
+    return torch.cat([nn.functional.cross_entropy(precise(logits(x)), y, reduction="none") for x, y in pairs])
+
+
 class _ChunkedCrossEntropy(torch.autograd.Function):
     """The sum of the cross-entropies of all rows; `splitstep bench losses` holds it against all logits at once."""
 

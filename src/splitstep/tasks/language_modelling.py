@@ -224,11 +224,9 @@ class LanguageModelling(Task):
         lengths = np.asarray([end - start for start, end, _ in spans])
         found: dict[int, NDArray[np.float64]] = {}
         with predictor:
-            for indices in predictor.shares(lengths, tokens=2048):  # whose logits are many
+            for indices in predictor.shares(lengths):
                 chosen = [spans[i] for i in indices]
-                rows = predictor.token_losses(self._rows(split, chosen))
-                for index, (start, end, counted), row in zip(indices.tolist(), chosen, rows, strict=True):
-                    found[index] = row[counted - start - 1 : end - start - 1]
+                found |= zip(indices.tolist(), predictor.token_losses(self._rows(split, chosen)), strict=True)
         return np.concatenate(predictor.gathered(found))
 
     def continued(self, prompt: str, predictor: "Predictor", *, tokens: int, temperature: float, seed: int) -> str:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from splitstep.solver.errors import UserError
-from splitstep.tasks.base import Task
+from splitstep.tasks.base import IGNORED, Task
 from splitstep.tasks.memory import freed_memory
 
 Result = TypeVar("Result")
@@ -41,12 +41,12 @@ class Predictor:
         self.device = next(model.parameters()).device
         self.autocast = autocast
 
-    def shares(self, lengths: NDArray[np.int64], *, tokens: int | None = None) -> Iterator[NDArray[np.int64]]:
+    def shares(self, lengths: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         """The batches of this process: examples of like length, the longest first, at most so many tokens at a time."""
         order = np.argsort(-lengths, kind="stable")
         start, number = 0, 0
         while start < len(order):
-            size = max((tokens or self.tokens) // max(int(lengths[order[start]]), 1), 1)
+            size = max(self.tokens // max(int(lengths[order[start]]), 1), 1)
             if number % self.world == self.rank:
                 yield order[start : start + size]
             start, number = start + size, number + 1
@@ -105,13 +105,11 @@ class Predictor:
         """What a classifier says of each example, a row each."""
         return self.model(**self.to_device(inputs)).logits.double().cpu().numpy()
 
-    def token_losses(self, batch: dict[str, NDArray[Any]]) -> NDArray[np.float64]:
-        """The loss of every token of a causal model after the first, a row a sequence."""
-        inputs = self.to_device({"input_ids": batch["input_ids"]})
-        logits = self.model(**inputs, use_cache=False).logits[:, :-1]
-        targets = inputs["input_ids"][:, 1:]
-        losses = nn.functional.cross_entropy(logits.transpose(1, 2).float(), targets, reduction="none")
-        return losses.double().cpu().numpy()
+    def token_losses(self, batch: dict[str, NDArray[Any]]) -> list[NDArray[np.float64]]:
+        """The losses of the labelled tokens of a causal model, an array a sequence."""
+        inputs = self.to_device({name: batch[name] for name in ("input_ids", "labels")})
+        losses = self.model.token_losses(**inputs).double().cpu().numpy()  # type: ignore[operator]
+        return np.split(losses, (batch["labels"][:, 1:] != IGNORED).sum(1).cumsum()[:-1])
 
     def summed(self, values: Tensor) -> Tensor:
         """The values added over all processes."""
