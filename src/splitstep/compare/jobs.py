@@ -17,7 +17,7 @@ from splitstep.compare.child import at_work, wait_for
 from splitstep.recipe import Recipe
 from splitstep.tables import toml
 from splitstep.training.checkpoints import write_atomically
-from splitstep.training.progress import clock, progress
+from splitstep.training.progress import Bar, Lines, clock, progress
 from splitstep.training.run import Run
 
 Say = Callable[[str], None]
@@ -72,16 +72,19 @@ class Job:
 
 def finish(jobs: list[Job], *, at_a_time: int, say: Say) -> None:
     """Do what is not done. A run that fails leaves its reason, and the others go on; a signal ends them all."""
+    if not jobs:
+        return
     begun, before = time.monotonic(), sum(job.done for job in jobs)
-    ended = _one_by_one(jobs, say) if at_a_time == 1 else _side_by_side(jobs, at_a_time, say)
-    for number, (job, reason) in enumerate(ended, start=1):
-        if reason is None:
-            job.note.unlink(missing_ok=True)
-        else:
-            job.note.parent.mkdir(parents=True, exist_ok=True)
-            job.note.write_text(f"{reason}\n", encoding="utf-8")
-            say(f"{job.folder} failed: {reason}")
-        say(f"{number} of {len(jobs)} runs done{_left(jobs, time.monotonic() - begun, before)}")
+    with progress(sum(job.updates for job in jobs), name="all runs") as display:
+        ended = _one_by_one(jobs, display, say) if at_a_time == 1 else _side_by_side(jobs, at_a_time, display, say)
+        for number, (job, reason) in enumerate(ended, start=1):
+            if reason is None:
+                job.note.unlink(missing_ok=True)
+            else:
+                job.note.parent.mkdir(parents=True, exist_ok=True)
+                job.note.write_text(f"{reason}\n", encoding="utf-8")
+                say(f"{job.folder} failed: {reason}")
+            say(f"{number} of {len(jobs)} runs done{_left(jobs, time.monotonic() - begun, before)}")
 
 
 def _left(jobs: list[Job], seconds: float, before: int) -> str:
@@ -90,7 +93,7 @@ def _left(jobs: list[Job], seconds: float, before: int) -> str:
     return f", about {clock(seconds * (total - done) / (done - before))} left" if before < done < total else ""
 
 
-def _one_by_one(jobs: list[Job], say: Say) -> Ended:
+def _one_by_one(jobs: list[Job], display: Lines | Bar, say: Say) -> Ended:
     """In this process."""
     from splitstep.training.engine import train
 
@@ -98,7 +101,8 @@ def _one_by_one(jobs: list[Job], say: Say) -> Ended:
         _tell_of_others(job, say)
         wait_for(job.folder)
         try:
-            code = train(job.recipe, job.folder, name=f"run {number} of {len(jobs)}, {job.name}").code
+            name = f"run {number} of {len(jobs)}, {job.name}"
+            code = train(job.recipe, job.folder, name=name, display=display.part).code
         except Exception as error:  # whatever it is, it is this run's
             yield job, str(error) or type(error).__name__
             continue
@@ -112,12 +116,12 @@ def _tell_of_others(job: Job, say: Say) -> None:
         say(f"another process is at work in {job.folder}; waiting until it ends")
 
 
-def _side_by_side(jobs: list[Job], at_a_time: int, say: Say) -> Ended:
+def _side_by_side(jobs: list[Job], at_a_time: int, display: Lines | Bar, say: Say) -> Ended:
     """In processes of their own, which get the signals that this one gets and end when it does."""
     from splitstep.training.trainer import Signals
 
     waiting, running, stop, told, shown = deque(jobs), list[_Child](), 0, False, 0.0
-    with Signals() as signals, progress(sum(job.updates for job in jobs), name="all runs") as display:
+    with Signals() as signals:
         while running or (waiting and not stop):
             while waiting and not stop and len(running) < at_a_time:
                 running.append(_Child.started(waiting.popleft(), at_a_time, say))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, cast
@@ -31,7 +32,7 @@ from splitstep.tasks.memory import freed_memory
 from splitstep.tasks.prediction import Predictor
 from splitstep.training import checkpoints
 from splitstep.training.initial import initial_checksums, initial_configuration, initial_folder
-from splitstep.training.progress import clock, progress
+from splitstep.training.progress import Opened, clock, progress
 from splitstep.training.rates import rate
 from splitstep.training.run import Run
 from splitstep.training.trainer import EMA, Signals, SplitstepTrainer
@@ -160,7 +161,9 @@ _LOST = re.compile(r"gloo|NCCL|[Cc]onnection (closed|reset|refused)|[Tt]imed out
 
 
 @freed_memory("kept")
-def train(recipe: Recipe, folder: Path, *, name: str = "", say: Say | None = None) -> Outcome:
+def train(
+    recipe: Recipe, folder: Path, *, name: str = "", say: Say | None = None, display: Opened = progress
+) -> Outcome:
     """Train a recipe in a folder, or go on with it; a finished run is left as it is."""
     tell = say or _Teller(name)
     run = Run(folder)
@@ -189,7 +192,7 @@ def train(recipe: Recipe, folder: Path, *, name: str = "", say: Say | None = Non
         if not begun and rank() == 0:
             run.begin(recipe, made_from, threads=torch.get_num_threads(), processes=_world(), updates=updates)
         _together()
-        return _train(recipe, run, task, model, batches, updates, name=name, tell=tell)
+        return _train(recipe, run, task, model, batches, updates, partial(display, name=name), tell)
 
 
 def ready(recipe: Recipe, say: Say = lambda line: None) -> tuple[Task, SplitstepConfig]:
@@ -269,7 +272,7 @@ def task_of(recipe: Recipe, say: Say = lambda line: None, folder: Path | None = 
 
 
 def _train(
-    recipe: Recipe, run: Run, task: Task, model: Any, batches: Plan, updates: int, *, name: str, tell: Say
+    recipe: Recipe, run: Run, task: Task, model: Any, batches: Plan, updates: int, display: Opened, tell: Say
 ) -> Outcome:
     settings = recipe.training
     checkpoint = checkpoints.newest(run.checkpoints, tell, clear=rank() == 0)
@@ -280,7 +283,7 @@ def _train(
     if checkpoint is not None:
         _resumed(run, settings, done, updates, model.config.hidden_size, tell)
     begun = time.monotonic()
-    with Signals() as signals, progress(updates, name=name) as display:
+    with Signals() as signals, display(updates) as shown:
         trainer = SplitstepTrainer(
             model,
             task=task,
@@ -289,7 +292,7 @@ def _train(
             plan=batches,
             updates=updates,
             signals=signals,
-            show=display.update,
+            show=shown.update,
         )
         if trainer.pieces != settings.micro_batches:
             tell(f"every update is cut into {trainer.pieces} micro-batches for {_world()} processes; its size stays")

@@ -2,8 +2,14 @@
 
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
 
 
 def clock(seconds: float) -> str:
@@ -22,8 +28,8 @@ class Progress(Protocol):
     def update(self, done: int, entry: dict[str, Any]) -> None:
         """Show a log entry after that many updates."""
 
-    def say(self, line: str) -> None:
-        """Show a line."""
+
+Opened = Callable[..., AbstractContextManager[Progress]]  # of a total, with the name of what is shown
 
 
 class Lines:
@@ -42,6 +48,10 @@ class Lines:
     def update(self, done: int, entry: dict[str, Any]) -> None:
         """Loss or metrics, speed, time left."""
         self.say(f"update {done:,} of {self.total:,}  {described(entry)}{self._left(done)}")
+
+    def part(self, total: int, *, name: str) -> "Lines":
+        """One of several runs, with lines of its own."""
+        return Lines(total, name=name)
 
     def _left(self, done: int) -> str:
         now = time.monotonic()
@@ -65,14 +75,14 @@ class Bar:
         from rich.progress import Progress as Display
 
         columns = (
-            TextColumn(name or "training"),
+            TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[described]}"),
             TimeRemainingColumn(),
         )
         self.display = Display(*columns, console=Console(stderr=True))
-        self.task = self.display.add_task("", total=total, described="")
+        self.task = self.display.add_task(name or "training", total=total, described="")
 
     def __enter__(self) -> "Bar":
         self.display.start()
@@ -83,16 +93,46 @@ class Bar:
     ) -> None:
         self.display.stop()
 
+    @contextmanager
+    def part(self, total: int, *, name: str) -> Iterator[Progress]:
+        """One of several runs: a bar under that of all, which moves with it."""
+        before = int(self.display.tasks[0].completed)
+        task = self.display.add_task(name, total=total, described="")
+        try:
+            yield _Part(self, task, name, before)
+        finally:
+            self.display.remove_task(task)
+            self.update(before + total, {})
+
     def update(self, done: int, entry: dict[str, Any]) -> None:
         """Move the bar; an evaluation is a line of its own."""
+        self.move(self.task, done, entry)
+
+    def move(self, task: "TaskID", done: int, entry: dict[str, Any], *, name: str = "") -> None:
+        """Move one of the bars."""
         if "eval_loss" in entry:
-            self.say(f"update {done:,}  {described(entry)}")
+            self.say(f"{name}update {done:,}  {described(entry)}")
         else:
-            self.display.update(self.task, completed=done, described=described(entry))
+            self.display.update(task, completed=done, described=described(entry))
 
     def say(self, line: str) -> None:
         """Above the bar."""
         self.display.console.print(line, markup=False, highlight=False)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The bar of one of several runs."""
+
+    whole: Bar
+    task: "TaskID"
+    name: str
+    before: int  # updates of the runs that are done
+
+    def update(self, done: int, entry: dict[str, Any]) -> None:
+        """Move both bars."""
+        self.whole.move(self.task, done, entry, name=f"{self.name}: ")
+        self.whole.update(self.before + done, {})
 
 
 def progress(total: int, *, name: str = "") -> Lines | Bar:
