@@ -24,7 +24,8 @@ from splitstep.solver.errors import RunError, UserError
 from splitstep.tables import toml
 from splitstep.tasks.bleu import bleu
 from splitstep.tasks.scores import SCORES
-from splitstep.training.engine import paces, task_of
+from splitstep.training.ready import task_of
+from splitstep.training.trials import paces
 
 quiet = {"updates": 3, "evaluate_every": 3, "log_every": 1}
 
@@ -102,10 +103,10 @@ def test_the_updates_of_epochs_are_counted_where_their_number_is_changed(whole):
 
 
 def test_with_equal_seconds_a_slow_scheme_has_fewer_updates_and_the_pace_is_measured_once(whole, tmp_path, monkeypatch):
-    from splitstep.training import engine
+    from splitstep.training import trials
 
     measured = []
-    monkeypatch.setattr(engine, "paces", lambda recipes, threads: measured.append(len(recipes)) or [1.0, 1.5])
+    monkeypatch.setattr(trials, "paces", lambda recipes, threads: measured.append(len(recipes)) or [1.0, 1.5])
     for _ in range(2):
         experiment = Experiment(tmp_path / "a", whole, ["transformer", "parallel"], "seconds", 1)
         results = compare(experiment, say=lambda line: None)

@@ -21,7 +21,8 @@ from splitstep.tasks.classification import Classification
 from splitstep.tasks.matching import Matching
 from splitstep.tasks.prediction import Predictor
 from splitstep.tasks.scores import SCORES
-from splitstep.training.engine import build, configuration, evaluate, loaded, train
+from splitstep.training.engine import evaluate, loaded, train
+from splitstep.training.ready import build, configuration
 from splitstep.training.run import Run
 
 TRAINED = {"updates": 40, "learning_rate": 1e-2, "evaluate_every": 40}

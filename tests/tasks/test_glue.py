@@ -16,7 +16,8 @@ from splitstep.solver.errors import UserError
 from splitstep.tables import toml
 from splitstep.tasks.glue import GLUE, Glue, averages, metrics_of, score
 from splitstep.tasks.scores import SCORES
-from splitstep.training.engine import build, configuration, evaluate, task_of, train
+from splitstep.training.engine import evaluate, train
+from splitstep.training.ready import build, configuration, task_of
 from splitstep.training.run import Run
 
 

@@ -17,9 +17,12 @@ from splitstep.recipe import load, recipe
 from splitstep.solver.errors import UserError
 from splitstep.tasks.images import Images, ImagesData
 from splitstep.tasks.prediction import Predictor, tensors
-from splitstep.training.engine import build, check, configuration, evaluate, train
+from splitstep.training.engine import evaluate, train
+from splitstep.training.optimizers import optimizer
+from splitstep.training.ready import build, configuration
 from splitstep.training.run import Run
-from splitstep.training.trainer import Pieces, optimizer
+from splitstep.training.trainer import Pieces
+from splitstep.training.trials import check
 
 DEIT = {
     "crop": "padded",

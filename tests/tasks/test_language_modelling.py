@@ -11,7 +11,7 @@ from splitstep.recipe import recipe
 from splitstep.solver.errors import UserError
 from splitstep.tasks.language_modelling import LanguageModelling
 from splitstep.tasks.prediction import Predictor
-from splitstep.training.engine import build, configuration
+from splitstep.training.ready import build, configuration
 
 SIZE = 12  # tokens of a block
 KINDS = {

@@ -8,7 +8,8 @@ from tests import corpora
 from splitstep.recipe import recipe
 from splitstep.tasks.matching import Matching
 from splitstep.tasks.prediction import Predictor
-from splitstep.training.engine import build, configuration, train
+from splitstep.training.engine import train
+from splitstep.training.ready import build, configuration
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from splitstep.solver.errors import UserError
 from splitstep.tasks.base import IGNORED
 from splitstep.tasks.prediction import Predictor
 from splitstep.tasks.pretraining import FOLLOWS, PreTraining
-from splitstep.training.engine import build, configuration
+from splitstep.training.ready import build, configuration
 
 NAMED = [("loss", "loss"), ("accuracy", "correct")]  # the measure, and what it is a mean of
 

@@ -12,7 +12,8 @@ from splitstep.solver.errors import UserError
 from splitstep.tasks.base import IGNORED
 from splitstep.tasks.prediction import Predictor
 from splitstep.tasks.translation import Translation
-from splitstep.training.engine import build, configuration, plan, train
+from splitstep.training.engine import train
+from splitstep.training.ready import build, configuration, plan
 
 WORDS = {"vocabulary": {"kind": "word", "size": "all"}}
 

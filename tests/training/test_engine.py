@@ -19,9 +19,10 @@ from splitstep.recipe import recipe
 from splitstep.solver.errors import UserError
 from splitstep.tables import toml
 from splitstep.tasks import task_class
-from splitstep.training.engine import check, evaluate, train
+from splitstep.training.engine import evaluate, train
 from splitstep.training.run import Run
 from splitstep.training.trainer import NotFiniteError, SplitstepTrainer
+from splitstep.training.trials import check
 
 
 @pytest.fixture(autouse=True)

@@ -14,10 +14,10 @@ from tests import corpora
 from splitstep.recipe import recipe
 from splitstep.tasks.language_modelling import LanguageModelling
 from splitstep.training import progress as showing
-from splitstep.training import trainer
+from splitstep.training import timing
 from splitstep.training.engine import train
 from splitstep.training.progress import Bar, Lines, clock, described
-from splitstep.training.trainer import Clock
+from splitstep.training.timing import Clock
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +68,7 @@ def test_tensorboard_has_every_number_of_the_log_at_its_update(tables, tmp_path)
 
 
 def test_waiting_is_a_share_of_training_and_evaluation_of_neither(monkeypatch):
-    hands = Hands(monkeypatch, trainer)
+    hands = Hands(monkeypatch, timing)
     time = Clock(_lap=hands.now)
     for _ in range(3):
         with time.waiting():
@@ -84,7 +84,7 @@ def test_waiting_is_a_share_of_training_and_evaluation_of_neither(monkeypatch):
 
 
 def test_a_clock_that_goes_on_counts_from_where_it_was(monkeypatch):
-    hands = Hands(monkeypatch, trainer)
+    hands = Hands(monkeypatch, timing)
     time = Clock(seconds=30, items=600, _lap=hands.now)
     hands.move(10)
     time.items += 50

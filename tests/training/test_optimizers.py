@@ -8,8 +8,9 @@ from tests import corpora
 from tests.runs import weights
 
 from splitstep.recipe import Training, recipe
-from splitstep.training.engine import build, configuration, plan, task_of, train
-from splitstep.training.trainer import optimizer
+from splitstep.training.engine import train
+from splitstep.training.optimizers import optimizer
+from splitstep.training.ready import build, configuration, plan, task_of
 
 STEPS = {"updates": 3, "evaluate_every": 3, "optimizer": "nag", "learning_rate": 0.05, "momentum": 0.9}
 

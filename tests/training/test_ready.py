@@ -9,8 +9,11 @@ from tests.image_files import cifar, images_recipe
 from splitstep.recipe import recipe
 from splitstep.solver.errors import UserError
 from splitstep.tasks.base import METRICS
-from splitstep.training.engine import all_ready, check, evaluate, ready, train, training_flops
+from splitstep.training.costs import training_flops
+from splitstep.training.engine import evaluate, train
+from splitstep.training.ready import all_ready, ready
 from splitstep.training.run import Run
+from splitstep.training.trials import check
 
 
 @pytest.fixture(autouse=True)

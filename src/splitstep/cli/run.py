@@ -37,7 +37,7 @@ def check(name: RecipeName, settings: Settings = None, as_json: Json = False) ->
 
     rows = []
     for label, recipe in load(name, settings or []):
-        from splitstep.training.engine import check as checked
+        from splitstep.training.trials import check as checked
 
         rows.append({"run": label or name} | checked(recipe))
     if as_json:
@@ -72,8 +72,8 @@ def train(
     for _, recipe in runs:  # before seconds of imports: are the data there?
         _ = task_class(recipe.task)(recipe.data, recipe.evaluation).fingerprint
 
-    from splitstep.training.engine import all_ready
     from splitstep.training.engine import train as trained
+    from splitstep.training.ready import all_ready
 
     if len(runs) > 1:
         all_ready(recipe for _, recipe in runs)

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from splitstep.compare.jobs import Job, Say, finish, threads_of_each
+from splitstep.compare.jobs import Job, finish, threads_of_each
 from splitstep.compare.measures import measure_name
 from splitstep.compare.schemes import Contestant, Scheme, contestants
 from splitstep.recipe import Recipe, recipe
 from splitstep.solver.errors import RunError, UserError
 from splitstep.tables import differences, with_setting
 from splitstep.training.checkpoints import write_atomically
+from splitstep.training.progress import Say
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Experiment:
             return None
         if self.file.is_file() and "pace" in (before := json.loads(self.file.read_text())):
             return before["pace"]
-        from splitstep.training.engine import paces
+        from splitstep.training.trials import paces
 
         plain = contestants(self.recipe, self.names, "none")
         threads = threads_of_each(self.jobs) if self.jobs > 1 else None
@@ -90,7 +91,7 @@ class Experiment:
 def compare(experiment: Experiment, *, say: Say) -> dict[str, Any]:
     """Train what is not yet trained, and say what the runs say."""
     from splitstep.compare.summary import summary
-    from splitstep.training.engine import all_ready, origin, task_of
+    from splitstep.training.ready import all_ready, origin, task_of
 
     experiment.check()
     task = task_of(experiment.recipe)

@@ -15,11 +15,12 @@ from splitstep.solver.errors import UserError, lookup
 from splitstep.tables import read, setting, with_setting, with_settings
 from splitstep.tasks.glue import GLUE, WNLI, averages, metrics_of, score
 from splitstep.training.checkpoints import write_atomically
-from splitstep.training.engine import all_ready, train
+from splitstep.training.engine import train
 from splitstep.training.initial import initial_folder, known_configuration
+from splitstep.training.progress import Say
+from splitstep.training.ready import all_ready
 from splitstep.training.run import Run
 
-Say = Callable[[str], None]
 SKIPPED = {"WNLI": f"left out, as in the papers; a mean of nine tasks counts its majority, {WNLI}"}
 SEEDS = 3  # where neither the command nor the recipe's grid says
 

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGINT, SIGTERM
@@ -17,10 +17,9 @@ from splitstep.compare.child import at_work, wait_for
 from splitstep.recipe import Recipe
 from splitstep.tables import toml
 from splitstep.training.checkpoints import write_atomically
-from splitstep.training.progress import Bar, Lines, clock, progress
+from splitstep.training.progress import Bar, Lines, Say, clock, progress
 from splitstep.training.run import Run
 
-Say = Callable[[str], None]
 Ended = Iterator[tuple["Job", str | None]]  # a run, and why it failed if it did
 
 LOOKED_EVERY = 0.1  # seconds between looks at the processes
@@ -118,7 +117,7 @@ def _tell_of_others(job: Job, say: Say) -> None:
 
 def _side_by_side(jobs: list[Job], at_a_time: int, display: Lines | Bar, say: Say) -> Ended:
     """In processes of their own, which get the signals that this one gets and end when it does."""
-    from splitstep.training.trainer import Signals
+    from splitstep.training.signals import Signals
 
     waiting, running, stop, told, shown = deque(jobs), list[_Child](), 0, False, 0.0
     with Signals() as signals:

@@ -66,7 +66,8 @@ def contestants(
 ) -> list[Contestant]:
     """The schemes on equal terms; the first is the baseline. `pace` has the seconds that an update of each takes."""
     from splitstep.models.accounting import empty_model, parameters
-    from splitstep.training.engine import configuration, plan, task_of, training_flops
+    from splitstep.training.costs import training_flops
+    from splitstep.training.ready import configuration, plan, task_of
 
     schemes = list(map(Scheme.named, names))
     if len({scheme.name for scheme in schemes}) < max(len(schemes), 2):

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 
+Say = Callable[[str], None]
+
+
 def clock(seconds: float) -> str:
     """A duration for people: 42 s, 3 min 20 s, 2 h 5 min."""
     whole = round(seconds)

@@ -4,17 +4,13 @@ Batches by plan, a stop at a loss that is no number, sealed checkpoints, signals
 which a continued run does not show.
 """
 
-import contextlib
 import json
-import signal
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from types import FrameType
 from typing import Any, cast
 
 import numpy as np
@@ -37,8 +33,11 @@ from splitstep.solver.errors import RunError
 from splitstep.tasks.base import IGNORED, METRICS, Task
 from splitstep.tasks.prediction import Predictor, tensors
 from splitstep.training import checkpoints
+from splitstep.training.optimizers import MovingAverage, optimizer
 from splitstep.training.rates import rate
 from splitstep.training.run import Run
+from splitstep.training.signals import Signals, leave_signals_to_the_trainer
+from splitstep.training.timing import Clock
 
 PROGRESS = "training.json"  # beside a checkpoint's weights: what the Trainer itself forgets
 EMA = "ema.safetensors"
@@ -47,39 +46,6 @@ SHARDED: tuple[Any, ...] = (Attention, EvolvedAttention, *FEED_FORWARDS.values()
 
 class NotFiniteError(RunError):
     """The loss or the gradient is no number; the run stops before the update that would spoil the weights."""
-
-
-SAME_SIGNAL = 0.5  # seconds; torchrun passes on a Ctrl-C that the terminal has already sent to every process
-
-
-@dataclass
-class Signals:
-    """Ctrl-C and SIGTERM asked for: the run ends after the update at hand. A second Ctrl-C ends it at once."""
-
-    received: int | None = None
-    _since: float = 0.0
-    _before: dict[int, Any] = field(default_factory=dict)
-
-    def __enter__(self) -> "Signals":
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if self.received is None:
-            self.received, self._since = number, now
-        elif number == signal.SIGINT and now - self._since > SAME_SIGNAL:
-            raise KeyboardInterrupt
-
-    @property
-    def exit_code(self) -> int:
-        """As a shell counts a process that a signal ended."""
-        return 0 if self.received is None else 128 + self.received
 
 
 class Pieces(Dataset[dict[str, Tensor]]):
@@ -182,7 +148,7 @@ class SplitstepTrainer(Trainer):
             num_workers=self.settings.workers,
             # Forked workers share the mapped files; others get them as copies.
             multiprocessing_context="fork" if self.settings.workers and sys.platform == "linux" else None,
-            worker_init_fn=_leave_signals_to_the_trainer,
+            worker_init_fn=leave_signals_to_the_trainer,
             pin_memory=self.args.device.type == "cuda",
         )
 
@@ -397,12 +363,6 @@ class SplitstepTrainer(Trainer):
         super().train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
 
-def _leave_signals_to_the_trainer(worker: int) -> None:
-    """Have a worker live on when a terminal signals all processes: the trainer makes its last update with it."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-
-
 def _out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
@@ -442,95 +402,6 @@ def training_arguments(settings: Training, run: Run, updates: int) -> TrainingAr
         ddp_timeout=settings.timeout,
         **sharded,
     )
-
-
-def optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimizer:
-    """AdamW with decoupled decay, which fairseq calls Adam, or Nesterov's accelerated gradient."""
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    spared = [p for name, p in named if settings.decay == "matrices" and _no_matrix(name, p)]
-    chosen = {id(p) for p in spared}
-    groups = [
-        {"params": [p for _, p in named if id(p) not in chosen], "weight_decay": settings.weight_decay},
-        {"params": spared, "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
-    if settings.optimizer == "nag":
-        groups = [{"params": group["params"], "shrinkage": group["weight_decay"]} for group in groups]
-        nag = torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum, nesterov=True)
-        nag.register_step_pre_hook(_shrink)
-        return nag
-    first, second = settings.betas
-    # One kernel for all parameters: a quarter of the time of torch's default on CPU.
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(first, second), eps=settings.eps, fused=True)
-
-
-@torch.no_grad()
-def _shrink(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Decay beside the step, as fairseq's nag has it: torch's own would go through the gradient and its momentum."""
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            if p.grad is not None:
-                p.mul_(1 - group["lr"] * group["shrinkage"])
-
-
-def _no_matrix(name: str, parameter: Tensor) -> bool:
-    """Norms, biases, the class token and embeddings of positions."""
-    own = name.rpartition("embeddings.")[2]
-    return parameter.ndim < 2 or own.startswith(("positions", "class_token"))
-
-
-@dataclass
-class Clock:
-    """Seconds of training and what was done in them, evaluations left out."""
-
-    seconds: float = 0.0
-    items: int = 0
-    _lap: float = field(default_factory=time.monotonic)
-    _lap_items: int = -1
-    _waited: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._lap_items = self.items
-
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Count the time inside as waiting for data."""
-        begun = time.monotonic()
-        yield
-        self._waited += time.monotonic() - begun
-
-    def pause(self, seconds: float) -> None:
-        """Take time that was not training out of the lap."""
-        self._lap += seconds
-
-    def lap(self, unit: str) -> dict[str, float]:
-        """Speed and the share of waiting since the last lap."""
-        passed = max(time.monotonic() - self._lap, 1e-9)
-        speed = (self.items - self._lap_items) / passed
-        waited = self._waited / passed
-        self.seconds += passed
-        self._lap, self._lap_items, self._waited = time.monotonic(), self.items, 0.0
-        return {f"{unit}_per_second": speed, "data_wait": waited, "seconds": self.seconds}
-
-
-class MovingAverage:
-    """The exponential moving average of the weights, a step after every update."""
-
-    def __init__(self, decay: float) -> None:
-        self.decay = decay
-        self.weights: dict[str, Tensor] = {}
-
-    @torch.no_grad()
-    def step(self, model: nn.Module) -> None:
-        """Move towards the model's weights."""
-        now = {name: p.detach() for name, p in model.named_parameters()}
-        if not self.weights:
-            self.weights = {name: p.clone() for name, p in now.items()}
-            return
-        names = list(now)
-        mean = [self.weights[name].to(now[name].device) for name in names]
-        torch._foreach_lerp_(mean, [now[name] for name in names], 1 - self.decay)
-        self.weights = dict(zip(names, mean, strict=True))
 
 
 class _Flow(TrainerCallback):

@@ -1,0 +1,57 @@
+"""What a run costs: operations, memory, time of an answer."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from splitstep.models.configuration import SplitstepConfig
+from splitstep.recipe import Recipe
+from splitstep.tasks.base import Task
+from splitstep.tasks.prediction import Predictor
+from splitstep.training.ready import plan
+
+
+def training_flops(recipe: Recipe, task: Task, config: SplitstepConfig) -> int:
+    """Floating-point operations of training, a unit: forwards, backwards, and what the way back evaluates again."""
+    settings = recipe.training
+    updates = plan(task, settings).updates_in(1)
+    sequences = max(round(len(task.lengths("train")) / updates / settings.micro_batches), 1)
+    passes = 4 if settings.gradient_checkpointing or config.reversible else 3
+    return passes * task.flops_per_unit(config, sequences=sequences)
+
+
+def peak_memory() -> int:
+    """The most bytes this process held at a time."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    status = Path("/proc/self/status")
+    if status.is_file():
+        return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if "VmHWM" in line)
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def forget_peak_memory() -> None:
+    """Begin to count anew, so that a run in a process that made others before reports its own."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    elif Path("/proc/self/clear_refs").is_file():
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def latency(predictor: Predictor, task: Task) -> float:
+    """Seconds of a forward pass over one validation example, the median of several."""
+    batch = predictor.to_device(task.batch("valid", np.zeros(1, dtype=np.int64)))
+    batch = {name: tensor for name, tensor in batch.items() if not name.startswith("num_")}
+    times = []
+    with predictor:
+        for _ in range(7):
+            begun = time.perf_counter()
+            predictor.model(**batch)
+            if predictor.device.type == "cuda":
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - begun)
+    return float(np.median(times))

@@ -1,0 +1,90 @@
+"""A few updates that leave nothing behind: what a long run will meet, and how fast it will be."""
+
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from splitstep.models.accounting import parameters
+from splitstep.recipe import Recipe
+from splitstep.tasks.base import Task
+from splitstep.tasks.memory import freed_memory
+from splitstep.training.costs import peak_memory
+from splitstep.training.processes import Teller
+from splitstep.training.progress import Say
+from splitstep.training.ready import build, configuration, plan, ready, task_of
+from splitstep.training.run import Run
+from splitstep.training.signals import Signals
+from splitstep.training.trainer import SplitstepTrainer
+
+if TYPE_CHECKING:
+    from splitstep.models.backbone import SplitstepPreTrainedModel
+
+
+def check(recipe: Recipe, *, say: Say | None = None) -> dict[str, Any]:
+    """What a long run will meet, met now: the recipe, the data, one update at full size, one evaluation, memory."""
+    task, _ = ready(recipe, say or Teller())
+    sizes = {split: len(task.lengths(split)) for split in task.splits}
+    with _trial(recipe, task) as (trainer, updates):
+        begun = time.monotonic()
+        loss = next(trainer.trial_updates())
+        seconds = time.monotonic() - begun
+        valid = task.validate(trainer.predictor(), "valid")["loss"]
+        count = parameters(cast("SplitstepPreTrainedModel", trainer.model)).total
+    return {
+        "task": recipe.task,
+        "examples": sizes,
+        "parameters": count,
+        "updates": updates,
+        "padding": trainer.plan.padding(),
+        "first_loss": loss,
+        "validation_loss": valid,
+        "seconds_an_update": seconds,
+        "seconds_in_all": seconds * updates,
+        "peak_memory_bytes": peak_memory(),
+    }
+
+
+@freed_memory("kept")
+def paces(recipes: Sequence[Recipe], *, threads: int | None = None, repeats: int = 9) -> list[float]:
+    """Seconds that an update by each recipe takes: medians over the same updates, measured in turns."""
+    seconds: list[list[float]] = [[] for _ in recipes]
+    with ExitStack() as trials:
+        trials.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(threads or torch.get_num_threads())
+        trainers = [trials.enter_context(_trial(recipe, task_of(recipe), updates=repeats + 1))[0] for recipe in recipes]
+        updates = [trainer.trial_updates() for trainer in trainers]
+        for _ in range(repeats + 1):
+            for own, measured in zip(updates, seconds, strict=True):
+                begun = time.monotonic()
+                next(own)
+                measured.append(time.monotonic() - begun)
+    return [median(measured[1:]) for measured in seconds]  # the first is warm-up
+
+
+@contextmanager
+def _trial(recipe: Recipe, task: Task, *, updates: int = 1) -> Iterator[tuple[SplitstepTrainer, int]]:
+    """A trainer of a few updates that leaves nothing on the disk, and how many the run would have."""
+    batches = plan(task, recipe.training)
+    whole = recipe.training.updates or batches.updates_in(recipe.training.epochs or 1)
+    # Workers are left out: to start them takes longer than an update.
+    short = {"evaluate_every": 10**9, "save_every": 10**9, "ema": None, "workers": 0}
+    with tempfile.TemporaryDirectory() as scratch:
+        yield (
+            SplitstepTrainer(
+                build(recipe, configuration(recipe, task)),
+                task=task,
+                settings=recipe.training.model_copy(update=short),
+                run=Run(Path(scratch, "none")),
+                plan=batches,
+                updates=updates,
+                signals=Signals(),
+                show=lambda done, entry: None,
+            ),
+            whole,
+        )
