@@ -91,6 +91,25 @@ def test_a_clock_that_goes_on_counts_from_where_it_was(monkeypatch):
     assert time.lap("images") == pytest.approx({"images_per_second": 5, "data_wait": 0, "seconds": 40})
 
 
+def test_time_after_the_last_lap_is_training_too_but_evaluation_is_not(monkeypatch):
+    hands = Hands(monkeypatch, timing)
+    time = Clock(seconds=30, _lap=hands.now)
+    hands.move(10)
+    time.lap("tokens")
+    hands.move(7)
+    hands.move(100)
+    time.pause(100)
+    assert time.total == pytest.approx(47)
+    assert time.seconds == pytest.approx(40)
+
+
+def test_a_run_shorter_than_its_log_has_taken_time(tables, tmp_path):
+    train(recipe(corpora.merged(tables, {"training": {"log_every": 1000}})), tmp_path / "run")
+    found = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert found["seconds"] > 1e-3
+    assert found["tokens_per_second"] == pytest.approx(found["tokens"] / found["seconds"])
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_run_logs_the_share_of_time_it_waited_for_data(tables, tmp_path, monkeypatch, workers):
     batch, each = LanguageModelling.training_batch, 0.1  # seconds
@@ -123,6 +142,17 @@ def test_going_on_with_other_threads_is_said_and_with_the_same_not(tables, tmp_p
     train(recipe(corpora.merged(tables, {"training": {"updates": 2, "threads": 1}})), tmp_path / "run")
     said = [line for line in capsys.readouterr().err.splitlines() if "threads" in line]
     assert [line.split(":")[0] for line in said] == ["begun with 7 threads, going on with 1"] * (threads != 1)
+
+
+def test_a_run_that_another_commit_goes_on_with_says_so(tables, tmp_path, monkeypatch):
+    from splitstep.training import run as running
+
+    for commit, updates in (("one", 2), ("one", 4), ("two", 6), ("two", 8)):
+        monkeypatch.setattr(running, "_commit", lambda commit=commit: commit)
+        train(recipe(corpora.merged(tables, {"training": {"updates": updates}})), tmp_path / "run")
+    noted = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert (noted["commit"], noted["continued"]) == ("one", [{"update": 4, "commit": "two"}])
+    assert running.Run(tmp_path / "run").commits == {"one", "two"}
 
 
 # Lines

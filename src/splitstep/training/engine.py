@@ -89,6 +89,8 @@ def _train(
     counted = parameters(model)
     tell(f"{counted.total:,} parameters, {counted.body:,} of them in the layers; {updates:,} updates in {run.folder}")
     if checkpoint is not None:
+        if rank() == 0:
+            run.goes_on(done)
         _resumed(run, settings, done, updates, model.config.hidden_size, tell)
     begun = time.monotonic()
     with Signals() as signals, display(updates) as shown:

@@ -114,6 +114,21 @@ class Run:
         write_atomically(self.folder / "environment.json", written)
         self.write_recipe(wanted)
 
+    def goes_on(self, update: int) -> None:
+        """Note it where other versions, or another commit, go on with the run."""
+        before, now = self.environment(), environment()
+        latest = before | {key: value for entry in before.get("continued", []) for key, value in entry.items()}
+        changed = {key: value for key, value in now.items() if key != "command" and latest.get(key) != value}
+        if changed:
+            noted = before | {"continued": [*before.get("continued", []), {"update": update, **changed}]}
+            write_atomically(self.folder / "environment.json", json.dumps(noted, indent=2))
+
+    @property
+    def commits(self) -> set[str]:
+        """Which versions of this package made the run."""
+        begun = self.environment()
+        return {entry["commit"] for entry in (begun, *begun.get("continued", [])) if entry.get("commit")}
+
     def write_recipe(self, wanted: Recipe) -> None:
         """The resolved recipe, with the numbers others published for it."""
         tables = wanted.settings() | ({"published": wanted.published} if wanted.published else {})
@@ -163,8 +178,13 @@ def _commit() -> str | None:
     root = Path(__file__).parents[3]
     if not (root / ".git").exists():
         return None
-    asked = ["git", "-C", str(root), "rev-parse", "HEAD"]
-    try:
+
+    def answer(*words: str) -> str:
+        asked = ["git", "-C", str(root), *words]
         return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        changed = answer("status", "--porcelain", "--untracked-files=no")
+        return answer("rev-parse", "HEAD") + (" with changes" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return None

@@ -19,6 +19,11 @@ class Clock:
     def __post_init__(self) -> None:
         self._lap_items = self.items
 
+    @property
+    def total(self) -> float:
+        """All seconds so far, also those after the last lap."""
+        return self.seconds + time.monotonic() - self._lap
+
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Count the time inside as waiting for data."""

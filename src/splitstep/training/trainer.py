@@ -332,7 +332,7 @@ class SplitstepTrainer(Trainer):
         return {
             "loss_sum": float(self._tr_loss),
             "last_logged": self._globalstep_last_logged,
-            "seconds": self.clock.seconds,
+            "seconds": self.clock.total,
             "items": self.clock.items,
         }
 
