@@ -57,6 +57,10 @@ def _mean(sums: Array) -> float:
     return float(sums[0] / sums[1])
 
 
+def _perplexity(sums: Array) -> float:
+    return math.exp(min(_mean(sums), 300))  # a float whose square is one too
+
+
 def _classes(rows: Rows, settings: dict[str, Any]) -> Array:
     """Of each class whether it was right, said, and true, class after class."""
     names = np.asarray(settings["classes"])
@@ -117,7 +121,7 @@ MEASURES = {
     "matthews": Measure(_classes, _matthews),
     "pearson": Measure(_products, _correlation),
     "spearman": Measure(_rank_products, _correlation),
-    "perplexity": Measure(_sums_of("loss", "tokens"), lambda sums: math.exp(min(_mean(sums), 700))),
+    "perplexity": Measure(_sums_of("loss", "tokens"), _perplexity),
     "mlm_loss": Measure(_sums_of("mlm_loss", "masked"), _mean),
 }
 

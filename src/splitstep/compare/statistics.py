@@ -37,12 +37,14 @@ def difference(metric: str, scheme: Sequence[Array], baseline: Sequence[Array], 
     pairs = list(zip(scheme, baseline, strict=True))
     values = np.asarray([of_sums(ours.sum(0)) - of_sums(theirs.sum(0)) for ours, theirs in pairs])
     drawn = _bootstrap(of_sums, pairs, np.random.default_rng(seed))
+    tested = len(scheme[0])
     if len(pairs) == 1:
-        low, high = np.quantile(drawn[:, 0], [0.025, 0.975])
+        ends = np.quantile(drawn[:, 0], [0.025, 0.975]) - values[0]
+        low, high = values[0] + ends * math.sqrt(_scale(tested)) * _examples_margin(LEVEL, tested) / _normal(LEVEL)
         chance = _randomization(of_sums, *pairs[0], np.random.default_rng(seed))
         how = "approximate randomisation over test examples; one seed, so luck in training is not counted"
         return Difference(float(values[0]), (float(low), float(high)), chance, how)
-    return _over_seeds(values, drawn)
+    return _over_seeds(values, drawn, tested)
 
 
 def _bootstrap(of_sums: Callable[[Array], float], pairs: list[tuple[Array, Array]], rng: np.random.Generator) -> Array:
@@ -64,17 +66,23 @@ def _randomization(of_sums: Callable[[Array], float], ours: Array, theirs: Array
     return float((np.sum(shuffled >= seen - 1e-12) + 1) / (TRIALS + 1))
 
 
-def _over_seeds(values: Array, drawn: Array) -> Difference:
+def _over_seeds(values: Array, drawn: Array, tested: int) -> Difference:
     """The test of a mean over seeds: both causes of error, each by its own law."""
     count, mean = len(values), float(values.mean())
-    seeds, examples = map(
-        float, variances(values, of_mean=drawn.mean(1).var(ddof=1), of_one=drawn.var(0, ddof=1).mean())
-    )
-    if seeds + examples == 0:
-        return Difference(mean, (mean, mean), 1.0 if mean == 0 else 0.0, "the runs do not vary")
-    reach = float(margin(seeds, examples, count))
+    of_mean, of_one = _scale(tested) * drawn.mean(1).var(ddof=1), _scale(tested) * drawn.var(0, ddof=1).mean()
+    seeds, examples = map(float, variances(values, of_mean=of_mean, of_one=of_one))
+    if seeds + examples == 0:  # all examples agree, as heads of a coin do
+        return Difference(mean, (mean, mean), 1.0 if mean == 0 else 2.0 ** (1 - tested), "the runs do not vary")
+    reach = float(margin(seeds, examples, count, tested))
     how = f"margins of {count} seeds (t) and of the test examples (bootstrap) together"
-    return Difference(mean, (mean - reach, mean + reach), chance(mean, seeds, examples, count), how)
+    if tested == 1:
+        how = f"margin of {count} seeds (t); one test example, so its choice is not counted"
+    return Difference(mean, (mean - reach, mean + reach), chance(mean, seeds, examples, count, tested), how)
+
+
+def _scale(tested: int) -> float:
+    """By how much the variance of a bootstrap falls short, which divides by the number of examples."""
+    return tested / max(tested - 1, 1)
 
 
 def variances(values: Array, *, of_mean: Array, of_one: Array) -> tuple[Array, Array]:
@@ -89,26 +97,40 @@ def variances(values: Array, *, of_mean: Array, of_one: Array) -> tuple[Array, A
     return values.var(-1, ddof=1) / count, np.maximum(of_mean - both, 0.0)
 
 
-def margin(seeds: Array | float, examples: Array | float, count: int, level: float = LEVEL) -> Array:
+def margin(
+    seeds: Array | float, examples: Array | float, count: int, tested: int, level: float = LEVEL
+) -> Array:
     """How far the mean of equal schemes is from 0 in all but a share `level` of comparisons, or in fewer.
 
-    The margins of the two causes add up as their deviations do. That of the seeds is Student's, for so few seeds tell
-    their own variance badly; one t of all the variance, its degrees of freedom estimated too, is wrong up to 12 times
-    in 100 with two seeds, where 5 are meant.
+    The margins of the two causes add up as their deviations do. Each is Student's, for `count` seeds, and few `tested`
+    examples, tell their own variance badly; one t of all the variance, its degrees of freedom estimated too, is wrong
+    up to 12 times in 100 with two seeds, where 5 are meant.
     """
     from scipy import stats
 
-    # margin**2 = (t s)**2 + (z b)**2
-    t, z = stats.t.isf(level / 2, count - 1), stats.norm.isf(level / 2)
-    return np.sqrt(t**2 * seeds + z**2 * examples)
+    # margin**2 = (t s)**2 + (u b)**2
+    return np.sqrt(stats.t.isf(level / 2, count - 1) ** 2 * seeds + _examples_margin(level, tested) ** 2 * examples)
 
 
-def chance(mean: float, seeds: float, examples: float, count: int) -> float:
+def _examples_margin(level: float, tested: int) -> float:
+    """Student's margin of the mean over examples, in deviations; a single one has none."""
+    from scipy import stats
+
+    return float(stats.t.isf(level / 2, tested - 1)) if tested > 1 else 0.0
+
+
+def _normal(level: float) -> float:
+    from scipy import stats
+
+    return float(stats.norm.isf(level / 2))
+
+
+def chance(mean: float, seeds: float, examples: float, count: int, tested: int) -> float:
     """The p-value: the level whose margin the mean just reaches."""
     from scipy.optimize import brentq
 
     def short(exponent: float) -> float:
-        return float(margin(seeds, examples, count, math.exp(exponent))) - abs(mean)
+        return float(margin(seeds, examples, count, tested, math.exp(exponent))) - abs(mean)
 
     least = math.log(1e-100)  # below which Student's margin leaves the range of floats
     if mean == 0 or short(least) < 0:
