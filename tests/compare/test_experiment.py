@@ -53,15 +53,20 @@ def test_a_scheme_is_a_preset_with_settings():
 @pytest.mark.parametrize("name", ["macaron", "parallel", "parallel-rk4", "transevolve-full-1"])
 def test_parameters_are_matched_within_a_hundredth(whole, name):
     sizes = recipe(corpora.merged(whole.settings(), {"model": {"hidden_size": 64, "num_hidden_layers": 2}}))
-    baseline, other = contestants(sizes, ["transformer", name], "parameters")
+    baseline, other = contestants(sizes, ["transformer/intermediate_size=512", name], "parameters")
     assert other.parameters.total == pytest.approx(baseline.parameters.total, rel=0.01)
+    assert other.adjusted["intermediate_size"] > sizes.model["intermediate_size"]
 
 
 @pytest.mark.parametrize("name", ["universal", "transevolve-random-1", "parallel/num_independent_layers=1"])
 def test_a_scheme_whose_point_is_fewer_parameters_is_not_widened(whole, name):
     whole = recipe(corpora.merged(whole.settings(), {"model": {"num_hidden_layers": 2}}))
-    with pytest.raises(UserError, match=r"fewer parameters are its point.*use --match flops or --match none"):
-        contestants(whole, ["transformer", name], "parameters")
+    for names in (["transformer", name], [name, "transformer"]):
+        with pytest.raises(UserError, match=rf"^{name} .*fewer parameters are its point.*use --match flops or --match"):
+            contestants(whole, names, "parameters")
+    same = [name, f"{name}/intermediate_size=96"]  # neither has more than the other by design
+    baseline, other = contestants(whole, same, "parameters")
+    assert other.parameters.total == baseline.parameters.total
 
 
 def test_with_equal_flops_four_evaluations_leave_a_quarter_of_the_updates(whole):
@@ -106,12 +111,13 @@ def test_with_equal_seconds_a_slow_scheme_has_fewer_updates_and_the_pace_is_meas
     from splitstep.training import trials
 
     measured = []
-    monkeypatch.setattr(trials, "paces", lambda recipes, threads: measured.append(len(recipes)) or [1.0, 1.5])
+    monkeypatch.setattr(trials, "paces", lambda recipes, **how: measured.append(len(recipes)) or [1.0, 1.5])
     for _ in range(2):
         experiment = Experiment(tmp_path / "a", whole, ["transformer", "parallel"], "seconds", 1)
         results = compare(experiment, say=lambda line: None)
         assert [row["adjusted"].get("updates") for row in results["schemes"]] == [None, 2]
-    assert measured == [2]
+    assert measured == [2, 2]  # before the runs, to make time equal, and after them, to say what they cost
+    assert "(reached, against transformer: parallel " in tables.terms(results)
     more = Experiment(tmp_path / "a", whole, ["transformer", "parallel", "macaron"], "seconds", 1)
     with pytest.raises(UserError, match=r"holds another comparison: comparison.schemes was .*'macaron'\]$"):
         compare(more, say=lambda line: None)
@@ -158,6 +164,7 @@ def test_a_comparison_goes_on_where_it_was_and_ends_the_same(whole, tmp_path, mo
     assert [len(row["values"]) for row in first["schemes"]] == [2, 2, 1]
     assert [claim["answer"] for claim in first["claims"]] == [
         {"better": "holds", "worse": "the opposite holds"}.get(row["verdict"], "not shown")
+        + (", by one seed" if row["common_seeds"] == 1 else "")
         for row in first["schemes"][1:]
     ]
     corrected = [[held["p_corrected"] for held in part] for part in (first["claims"], first["schemes"][1:])]
@@ -181,6 +188,12 @@ def test_a_comparison_goes_on_where_it_was_and_ends_the_same(whole, tmp_path, mo
     assert _quality(compare(other, say=lambda line: None)) == _quality(first)
     with pytest.raises(UserError, match=r"holds another comparison: comparison.match was 'none', now 'flops'"):
         compare(Experiment(tmp_path / "b", whole, names, "flops", 2), say=lambda line: None)
+    with pytest.raises(UserError, match=r"b has 2 seeds a scheme; to leave some out would choose by the result"):
+        compare(Experiment(tmp_path / "b", whole, names, "none", 1), say=lambda line: None)
+    before = (tmp_path / "b" / "costs.json").read_text()
+    faster = Experiment(tmp_path / "b", whole, names, "none", 2, jobs=2)
+    assert _quality(compare(faster, say=lambda line: None)) == _quality(first)
+    assert (tmp_path / "b" / "costs.json").read_text() == before  # measured once
 
 
 def _report_can_be_made_again(folder, out):
@@ -193,6 +206,18 @@ def _report_can_be_made_again(folder, out):
     assert {path.name: path.read_text() for path in out.iterdir() if path.is_file()} == made
     words = [element.text for element in ElementTree.fromstring(made["summary.svg"]).iter() if element.text]
     assert {"macaron", "parallel"} <= set(words)
+
+
+def test_a_run_whose_metric_is_no_number_has_failed(whole, tmp_path):
+    experiment = Experiment(tmp_path / "a", whole, ["transformer", "parallel"], "none", 2)
+    compare(experiment, say=lambda line: None)
+    place = tmp_path / "a" / "parallel" / "seed-2" / "results.json"
+    found = json.loads(place.read_text())
+    found["metrics"]["test"]["perplexity"] = float("nan")
+    place.write_text(json.dumps(found))
+    row = compare(experiment, say=lambda line: None)["schemes"][1]
+    assert row["failed"] == {"seed-2": "its perplexity is not finite"}
+    assert (row["seeds"], row["common_seeds"]) == ([1], 1)
 
 
 def _failing(monkeypatch, *presets):
@@ -217,7 +242,7 @@ def test_a_run_that_fails_is_shown_and_the_others_go_on(whole, tmp_path, monkeyp
     assert macaron["failed"] == {"seed-1": "out of luck <script>"}
     assert macaron["values"] == []
     assert results["schemes"][2]["verdict"]
-    assert "failed: macaron" in tables.sentence(results)
+    assert "macaron: failed" in tables.sentence(results)
     assert "out of luck &lt;script&gt;" in page.page([tmp_path / "a"])
     assert "- macaron, seed-1: out of luck <script>" in page.markdown([tmp_path / "a"])
 
@@ -315,7 +340,7 @@ def test_a_claim_is_answered_only_where_its_premise_holds(whole):
 def test_the_table_has_the_speed_in_the_unit_of_the_task(unit):
     names = ("parameters", "body", "flops", "seconds", "peak_memory_bytes", "latency_seconds")
     row = {"name": "a", "metric": "accuracy", "mean": 0.5, "std": None, "values": [0.5], **dict.fromkeys(names, 1.0)}
-    speed = {f"{unit}_per_second": 1234.0, "evaluations_per_layer": {}}
+    speed = {f"{unit}_per_second": 1234.0, "evaluations_per_layer": {}, "failed": {}}
     (found,) = tables.rows({"metric": "accuracy", "schemes": [row | speed]})
     assert found[f"{unit}/s"] == "1.2 k"
 
@@ -343,12 +368,13 @@ def test_the_command_compares_reports_and_prints_json(whole, tmp_path):
     assert f"| model.preset = parallel | 1.5 | parallel: {value} |" in (out / "report.md").read_text()
     assert "Source: A paper <b>. How it differs: much." in (out / "report.md").read_text()
     assert not re.search(r'(src|href)="http', text.replace(get_plotlyjs(), ""))
-    assert text.count("<figcaption>") == 4
+    assert text.count("<figcaption>") == 7
+    assert text.count('role="img"') == 7
     assert '<th scope="col">scheme</th>' in text
     assert '<th scope="row">transformer</th>' in text
     assert "<h1>" in text
     assert "| transformer |" in (out / "report.md").read_text()
-    _drawn_in_a_browser(out / "report.html", tmp_path, plots=4)
+    _drawn_in_a_browser(out / "report.html", tmp_path, plots=6)
 
 
 WIDTHS = {"screen": 1200, "phone": 360, "paper": 980}  # pixels; paper is Letter, landscape, within its margins

@@ -58,8 +58,50 @@ def test_every_row_says_what_became_of_its_scheme():
     results = _results(base, _row("a", 0.4, **HELD), _row("b", 0.4), _row("c", failed={"seed-1": "out of luck"}))
     verdicts = [row["verdict"] for row in tables.rows(results)]
     assert verdicts == ["baseline", "worse", "no seed in common with the baseline", "failed"]
-    assert tables.sentence(results).endswith("a: worse; b: no seed in common with the baseline; failed: c.")
+    assert tables.sentence(results).endswith("a: worse; b: no seed in common with the baseline; c: failed.")
     assert tables.failures(results) == ["c, seed-1: out of luck"]
+
+
+def test_a_verdict_of_one_seed_or_of_the_runs_that_were_left_says_so():
+    failed = {"seed-2": "out of luck"}
+    base = _row("transformer", 0.5, 0.6, failed=failed)
+    held = HELD | {"common_seeds": 1}
+    results = _results(base, _row("a", 0.4, **held), _row("b", 0.4, 0.5, **HELD, failed=failed))
+    verdicts = [row["verdict"] for row in tables.rows(results)]
+    assert verdicts == ["baseline; 1 of 3 runs failed", "worse by one seed", "worse; 1 of 3 runs failed"]
+    assert "(55.00 %; 2 seeds, but a 1; 1 of its runs failed)" in tables.sentence(results)
+    assert tables.sentence(results).endswith("a: worse by one seed; b: worse; 1 of 3 runs failed.")
+
+
+@pytest.mark.parametrize(
+    ("p", "said"),
+    [(0.0, "<0.001"), (0.0004, "<0.001"), (0.0014, "0.001"), (0.04996, "0.04996"), (0.0501, "0.050"), (1.0, "1.000")],
+)
+def test_a_chance_is_rounded_to_no_other_verdict(p, said):
+    assert tables.chance(p, {"level": 0.05}) == said
+
+
+def test_scores_between_0_and_1_keep_the_digits_in_which_they_differ():
+    row = _row("a", 0.4282, metric="matthews", difference=0.0048, interval=[0.0011, 0.0082])
+    assert (tables.quality(row), tables.gap(row)) == ("0.4282", "+0.0048 [0.0011, 0.0082]")
+
+
+def test_what_was_to_be_equal_is_shown_as_it_was_reached():
+    results = _results(_row("a", 0.5, seconds=100.0), _row("b", 0.4, seconds=84.0)) | {"match": "seconds"}
+    assert "equal seconds of training were aimed at (reached, against a: b 0.84)" in tables.terms(results)
+
+
+def test_runs_of_several_commits_are_said_to_be():
+    results = _results(_row("a", 0.5), _row("b", 0.4)) | {"jobs": 2, "commits": ["0" * 40]}
+    assert "commits" not in tables.terms(results)
+    several = results | {"commits": ["0" * 40, "1" * 40 + " with changes"]}
+    assert "made by 2 commits of the code: 00000000, 11111111 with changes." in tables.terms(several)
+    assert "2 side by side" in tables.terms(results)
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(99.4, "99 s"), (328, "5.5 min"), (274, "4.6 min"), (8000, "2.2 h")])
+def test_a_duration_keeps_the_digits_that_tell_schemes_apart(seconds, said):
+    assert tables.duration(seconds) == said
 
 
 def test_percentages_differ_by_points():
@@ -79,7 +121,7 @@ def test_results_without_the_parameters_in_the_layers_can_be_shown(tmp_path):
     for row in rows:
         del row["body"]
     folder = _folder(tmp_path / "a", _results(*rows))
-    assert "| 1 | - | 1 |" in page.markdown([folder])
+    assert "| 1 | - | - | 1 |" in page.markdown([folder])
     assert "<section>" in page.page([folder])
 
 
@@ -124,6 +166,18 @@ def test_a_published_row_stands_beside_the_schemes_that_have_its_settings(rows, 
     assert all(own["mean"] == 3 for row in found for own in row["here"])
 
 
+def test_a_published_row_is_not_of_a_scheme_that_changes_what_it_does_not_name():
+    schemes = {
+        "parallel": {"model": {"preset": "parallel", "num_independent_layers": 12}},
+        "parallel/num_independent_layers=1": {"model": {"preset": "parallel", "num_independent_layers": 1}},
+    }
+    rows = [{"model.preset": "parallel"}, {"model.num_independent_layers": 12}, {"model.num_independent_layers": 1}]
+    changed = {"parallel/num_independent_layers=1": ["model.num_independent_layers"]}
+    found = beside({"rows": rows}, schemes, lambda name: [1.0], preset="parallel", changed=changed)["rows"]
+    names = [[own["scheme"] for own in row["here"]] for row in found]
+    assert names == [["parallel"], ["parallel"], ["parallel/num_independent_layers=1"]]
+
+
 @pytest.mark.parametrize(("convention", "here"), [("detokenized", "transformer: 12.00"), ("wmt", "-")])
 def test_the_bleu_of_a_run_stands_beside_the_published_one_of_the_same_convention(tmp_path, convention, here):
     published = {"source": "A paper.", "metric": "bleu", "convention": convention, "rows": [{"value": 27.3}]}
@@ -132,6 +186,7 @@ def test_the_bleu_of_a_run_stands_beside_the_published_one_of_the_same_conventio
     results = {"task": "translation", "metric": "bleu", "metrics": {"test": measured}, "parameters": {"total": 1}}
     folder = _folder(tmp_path / "run", results)
     (folder / "recipe.toml").write_text(toml(whole))
+    (folder / "environment.json").write_text(json.dumps({"seed": 1, "commit": None}))
     found = results_of(folder)
     assert tables.published_rows(found) == [
         {"published": "model.preset = transformer", "value": "27.3", "here": here},

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from splitstep.compare.schemes import Contestant
+from splitstep.compare.schemes import Contestant, shares_weights
 
 
 def anything(scheme: Contestant, other: Contestant) -> str:
@@ -15,6 +15,11 @@ def fewer_in_the_layers(scheme: Contestant, other: Contestant) -> str:
     """The claim is of a scheme with fewer parameters in its layers."""
     ours, theirs = scheme.parameters.body, other.parameters.body
     return "" if ours < theirs else f"it has {ours:,} parameters in the layers, {other.scheme.name} {theirs:,}"
+
+
+def weights_shared(scheme: Contestant, other: Contestant) -> str:
+    """The claim is of layers that share weights."""
+    return "" if shares_weights(other.config) else f"no layers of {other.scheme.name} share weights"
 
 
 def no_dropout(scheme: Contestant, other: Contestant) -> str:
@@ -34,11 +39,13 @@ class Claim:
     no_worse: bool = False
     differs: Callable[[Contestant, Contestant], str] = anything
 
-    def answer(self, verdict: str) -> str:
-        """What the verdict about the two schemes says of the claim."""
+    def answer(self, verdict: str, *, seeds: int) -> str:
+        """What the verdict about the two schemes says of the claim, and by how little."""
         if self.no_worse:
-            return "does not hold" if verdict == "worse" else "not contradicted"
-        return {"better": "holds", "worse": "the opposite holds"}.get(verdict, "not shown")
+            said = "does not hold" if verdict == "worse" else "not contradicted"
+        else:
+            said = {"better": "holds", "worse": "the opposite holds"}.get(verdict, "not shown")
+        return f"{said}, by one seed" if seeds == 1 else said
 
 
 LU, ZHONG, DUTTA = "Lu et al. 2019", "Zhong et al. 2022", "Dutta et al. 2021"
@@ -49,8 +56,20 @@ CLAIMS = (
     Claim("macaron", "transformer", "Macaron is better than the Transformer", LU),
     Claim("parallel", "transformer", "the parallel layer is better than the sequential one", ZHONG, differs=no_dropout),
     Claim("parallel-rk4", "parallel", "RK4 is better than Euler's method for the parallel layer", ZHONG),
-    Claim("parallel", "parallel/num_independent_layers=3", "quality falls when layers share weights", ZHONG),
-    Claim("parallel", "parallel/num_independent_layers=1", "quality falls when all layers share weights", ZHONG),
+    Claim(
+        "parallel",
+        "parallel/num_independent_layers=3",
+        "quality falls when layers share weights",
+        ZHONG,
+        differs=weights_shared,
+    ),
+    Claim(
+        "parallel",
+        "parallel/num_independent_layers=1",
+        "quality falls when all layers share weights",
+        ZHONG,
+        differs=weights_shared,
+    ),
     Claim("transevolve-full-1", "transformer", AS_WELL, DUTTA, True, fewer_in_the_layers),
     Claim("transevolve-random-1", "transformer", f"{AS_WELL} and random rotations", DUTTA, True, fewer_in_the_layers),
 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from splitstep.compare.costs import in_turns
 from splitstep.compare.jobs import Job, finish, threads_of_each
 from splitstep.compare.measures import measure_name
 from splitstep.compare.schemes import Contestant, Scheme, contestants
@@ -15,6 +16,7 @@ from splitstep.solver.errors import RunError, UserError
 from splitstep.tables import differences, with_setting
 from splitstep.training.checkpoints import write_atomically
 from splitstep.training.progress import Say
+from splitstep.training.run import Run
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,13 @@ class Experiment:
         from splitstep.training.trials import paces
 
         plain = contestants(self.recipe, self.names, "none")
-        threads = threads_of_each(self.jobs) if self.jobs > 1 else None
-        measured = paces([one.recipe for one in plain], threads=threads)
+        measured = paces([one.recipe for one in plain], threads=self.threads)
         return dict(zip((one.scheme.name for one in plain), measured, strict=True))
+
+    @property
+    def threads(self) -> int | None:
+        """How many each run has, where that is not all there are."""
+        return threads_of_each(self.jobs) if self.jobs > 1 else None
 
     def setup(self) -> dict[str, Any]:
         """What makes a comparison this one."""
@@ -74,7 +80,13 @@ class Experiment:
         if self.file.is_file():
             before, now = json.loads(self.file.read_text()), json.loads(json.dumps(self.setup()))
             changed = differences({key: before[key] for key in now}, now)
-            changed.pop("comparison.seeds", None)
+            earlier, asked = changed.pop("comparison.seeds", (0, 0))
+            if asked < earlier:
+                raise UserError(
+                    f"{self.folder} has {earlier} seeds a scheme; to leave some out would choose by the result"
+                )
+            if self.match != "seconds":  # where the pace depends on it
+                changed.pop("comparison.jobs", None)
             if changed:
                 listed = "; ".join(f"{key} was {old!r}, now {new!r}" for key, (old, new) in changed.items())
                 raise UserError(f"{self.folder} holds another comparison: {listed}")
@@ -106,8 +118,9 @@ def compare(experiment: Experiment, *, say: Say) -> dict[str, Any]:
     jobs = experiment.all_runs(rivals)
     data = origin(task)
     finish([job for job in jobs if not job.finished(data)], at_a_time=experiment.jobs, say=say)
-    results = {"command": shlex.join(["splitstep", *sys.argv[1:]]), **summary(experiment, rivals, task)}
-    if not any(row["values"] for row in results["schemes"]):
+    if not any(Run(job.folder).results() for job in jobs):
         raise RunError(f"not one of {len(jobs)} runs finished; {jobs[0].name} failed: {jobs[0].failure}")
+    costs = in_turns(experiment, rivals)
+    results = {"command": shlex.join(["splitstep", *sys.argv[1:]]), **summary(experiment, rivals, task, costs)}
     write_atomically(experiment.folder / "results.json", json.dumps(results, indent=2, ensure_ascii=False))
     return results

@@ -97,7 +97,7 @@ def _as_they_are(baseline: Contestant, other: Contestant, counted: Counted) -> C
 
 def _equal_parameters(baseline: Contestant, other: Contestant, counted: Counted) -> Contestant:
     """The width of the feed-forward network is changed until the counts agree."""
-    refuse_fewer_by_design(other.scheme.name, other.config)
+    _refuse_fewer_by_design(baseline, other)
     aim, now = baseline.parameters.total, other.parameters.total
     if abs(now / aim - 1) <= TOLERANCE / 10:
         return other
@@ -127,19 +127,22 @@ def shares_weights(config: "SplitstepConfig") -> bool:
     return any(schedule.num_independent_layers < schedule.num_layers for schedule in schedules)
 
 
-def refuse_fewer_by_design(name: str, config: "SplitstepConfig") -> None:
-    """Refuse to widen a scheme whose point is to have fewer parameters."""
-    reasons = {
-        "shares weights among layers": shares_weights(config),
-        "has fixed random feed-forward weights": config.feed_forward == "random",
-        "has rotations for feed-forward weights": config.feed_forward == "rotated",
-    }
-    for reason, holds in reasons.items():
-        if holds:
+def _refuse_fewer_by_design(baseline: Contestant, other: Contestant) -> None:
+    """Refuse to match a scheme whose point is to have fewer parameters with one that has them all."""
+    for reason, holds in FEWER_BY_DESIGN.items():
+        has = [one.scheme.name for one in (baseline, other) if holds(one.config)]
+        if len(has) == 1:
             raise UserError(
-                f"{name} {reason}: fewer parameters are its point, so matching them would take it away; "
+                f"{has[0]} {reason}: fewer parameters are its point, so matching them would take it away; "
                 "use --match flops or --match none"
             )
+
+
+FEWER_BY_DESIGN: dict[str, Callable[["SplitstepConfig"], bool]] = {
+    "shares weights among layers": shares_weights,
+    "has fixed random feed-forward weights": lambda config: config.feed_forward == "random",
+    "has rotations for feed-forward weights": lambda config: config.feed_forward == "rotated",
+}
 
 
 def _equal_flops(baseline: Contestant, other: Contestant, counted: Counted) -> Contestant:

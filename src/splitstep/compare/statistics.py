@@ -25,6 +25,7 @@ class Difference:
     interval: tuple[float, float]
     p_value: float
     method: str
+    seeds: int = 1  # that both have
 
     def reversed(self) -> "Difference":
         """The baseline's metric minus the scheme's."""
@@ -44,7 +45,7 @@ def difference(metric: str, scheme: Sequence[Array], baseline: Sequence[Array], 
         chance = _randomization(of_sums, *pairs[0], np.random.default_rng(seed))
         how = "approximate randomisation over test examples; one seed, so luck in training is not counted"
         return Difference(float(values[0]), (float(low), float(high)), chance, how)
-    return _over_seeds(values, drawn, tested)
+    return replace(_over_seeds(values, drawn, tested), seeds=len(pairs))
 
 
 def _bootstrap(of_sums: Callable[[Array], float], pairs: list[tuple[Array, Array]], rng: np.random.Generator) -> Array:
@@ -97,9 +98,7 @@ def variances(values: Array, *, of_mean: Array, of_one: Array) -> tuple[Array, A
     return values.var(-1, ddof=1) / count, np.maximum(of_mean - both, 0.0)
 
 
-def margin(
-    seeds: Array | float, examples: Array | float, count: int, tested: int, level: float = LEVEL
-) -> Array:
+def margin(seeds: Array | float, examples: Array | float, count: int, tested: int, level: float = LEVEL) -> Array:
     """How far the mean of equal schemes is from 0 in all but a share `level` of comparisons, or in fewer.
 
     The margins of the two causes add up as their deviations do. Each is Student's, for `count` seeds, and few `tested`

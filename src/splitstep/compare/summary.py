@@ -1,6 +1,7 @@
 """What the runs of a comparison say: means over seeds, differences with their certainty, claims, and costs."""
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from splitstep.compare.claims import CLAIMS, Claim
+from splitstep.compare.costs import Costs
 from splitstep.compare.measures import MEASURES, Array, measure_name, measure_settings
 from splitstep.compare.schemes import Contestant
 from splitstep.compare.statistics import LEVEL, Difference, corrected, difference
@@ -24,10 +26,12 @@ if TYPE_CHECKING:
 Found = dict[tuple[str, str], dict[str, Any]]  # what is said of a scheme held against another, by their names
 
 
-def summary(experiment: "Experiment", rivals: list[Contestant], task: Task) -> dict[str, Any]:
+def summary(experiment: "Experiment", rivals: list[Contestant], task: Task, costs: Costs) -> dict[str, Any]:
     """The comparison as its report shows it."""
     split = "test" if "test" in task.splits else "valid"
-    entries = {rival.scheme.name: Entry(experiment, rival, task, split) for rival in rivals}
+    entries = {
+        rival.scheme.name: Entry(experiment, rival, task, split, costs.get(rival.scheme.name, {})) for rival in rivals
+    }
     base, *others = entries.values()
     claims = [claim for claim in CLAIMS if claim.scheme in entries and claim.other in entries]
     pairs = [(other, base) for other in others]
@@ -39,6 +43,10 @@ def summary(experiment: "Experiment", rivals: list[Contestant], task: Task) -> d
         "split": split,
         "match": experiment.match,
         "seeds": experiment.seeds,
+        "jobs": experiment.jobs,
+        "commits": sorted(
+            {commit for entry in entries.values() for run, _ in entry.runs.values() for commit in run.commits}
+        ),
         "level": LEVEL,
         "pairs": len(found) // 2,
         "schemes": [entry.row() | found.get((entry.name, base.name), {}) for entry in entries.values()],
@@ -57,12 +65,17 @@ def _beside(recipe: Recipe, entries: dict[str, "Entry"], metric: str) -> dict[st
     published, preset = recipe.published, recipe.model.get("preset", "transformer")
     metric, convention = published.get("metric", metric), published.get("convention")
     schemes = {name: entry.settings for name, entry in entries.items()}
-    return beside(published, schemes, lambda name: entries[name].reached(metric, convention), preset=preset)
+    changed = {
+        name: [f"model.{key}" for key in entry.rival.scheme.settings if key != "preset"]
+        for name, entry in entries.items()
+    }
+    reached = {name: entry.reached(metric, convention) for name, entry in entries.items()}
+    return beside(published, schemes, reached.__getitem__, preset=preset, changed=changed)
 
 
 def _answered(claim: Claim, entries: dict[str, "Entry"], found: dict[str, Any]) -> dict[str, Any]:
     differs = claim.differs(entries[claim.scheme].rival, entries[claim.other].rival)
-    answer = f"not tested: {differs}" if differs else claim.answer(found["verdict"])
+    answer = f"not tested: {differs}" if differs else claim.answer(found["verdict"], seeds=found["common_seeds"])
     return {"claim": claim.says, "source": claim.source, "answer": answer, **found}
 
 
@@ -74,6 +87,7 @@ class Entry:
     rival: Contestant
     task: Task
     split: str
+    costs: dict[str, float]
 
     @property
     def name(self) -> str:
@@ -83,8 +97,23 @@ class Entry:
     @cached_property
     def runs(self) -> dict[int, tuple[Run, dict[str, Any]]]:
         """The finished runs by their seeds, with their results."""
+        return {seed: found for seed, found in self._ended.items() if self._finite(found[1])}
+
+    @cached_property
+    def _ended(self) -> dict[int, tuple[Run, dict[str, Any]]]:
         runs = {seed: Run(job.folder) for seed, job in self.experiment.runs(self.rival).items()}
         return {seed: (run, results) for seed, run in runs.items() if (results := run.results()) is not None}
+
+    def _finite(self, results: dict[str, Any]) -> bool:
+        return math.isfinite(results["metrics"][self.split][self.task.metric])
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Why the other runs are no part of what is said, by their folders."""
+        jobs = self.experiment.runs(self.rival)
+        reasons = {job.folder.name: job.failure for job in jobs.values() if job.failure is not None}
+        wild = [jobs[seed].folder.name for seed in self._ended.keys() - self.runs.keys()]
+        return reasons | dict.fromkeys(wild, f"its {self.task.metric} is not finite")
 
     @cached_property
     def statistics(self) -> dict[int, Array]:
@@ -125,10 +154,7 @@ class Entry:
         """Quality and costs."""
         results = [results for _, results in self.runs.values()]
         values = [found["metrics"][self.split][self.task.metric] for found in results]
-        failed = {
-            job.folder.name: job.failure for job in self.experiment.runs(self.rival).values() if job.failure is not None
-        }
-        costs = ("flops", f"{self.task.unit}_per_second", "seconds", "peak_memory_bytes", "latency_seconds")
+        costs = ("flops", "seconds", "peak_memory_bytes")
         return {
             "name": self.name,
             "metric": self.task.metric,
@@ -136,14 +162,22 @@ class Entry:
             "std": float(np.std(values, ddof=1)) if len(values) > 1 else None,
             "values": values,
             "seeds": list(self.runs),
-            "failed": failed,
+            "failed": self.failed,
             "adjusted": self.rival.adjusted,
             "parameters": self.rival.parameters.total,
-            "body": self.rival.parameters.body,
+            **vars(self.rival.parameters),
             "evaluations_per_layer": results[0]["evaluations_per_layer"] if results else None,
             **{key: _mean([found[key] for found in results if key in found]) for key in costs},
+            "seconds_of_runs": [found["seconds"] for found in results],
+            f"{self.task.unit}_per_second": self._speed(results),
+            "latency_seconds": self.costs.get("latency_seconds"),
             "runs": [str(run.folder.relative_to(self.experiment.folder)) for run, _ in self.runs.values()],
         }
+
+    def _speed(self, results: list[dict[str, Any]]) -> float | None:
+        """Units of the task a second of training."""
+        sizes = [found[self.task.unit] / found["updates"] for found in results]  # of an update
+        return _mean(sizes) / self.costs["seconds_an_update"] if sizes else None  # type: ignore[operator]
 
 
 def _mean(values: list[float]) -> float | None:
@@ -173,6 +207,7 @@ def _difference(one: Entry, other: Entry) -> Difference:
 
 def _said(gap: Difference, chance: float, metric: str) -> dict[str, Any]:
     return {
+        "common_seeds": gap.seeds,
         "difference": gap.value,
         "interval": list(gap.interval),
         "p_value": gap.p_value,

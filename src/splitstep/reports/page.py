@@ -2,13 +2,14 @@
 
 import html
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from splitstep.reports import drawing, tables
-from splitstep.reports.read import EVIDENCE, curve, curve_name, provenance, recipe_of, results_of
+from splitstep.reports.read import EVIDENCE, curve, curve_name, flops_of, provenance, recipe_of, results_of
 from splitstep.solver.errors import UserError
 from splitstep.tables import toml
 
@@ -56,6 +57,7 @@ def _section(folder: Path, number: int) -> str:
         f"<p>{_escaped(tables.sentence(results))}</p>",
         _table(tables.rows(results)),
         f"<p>{_escaped(tables.terms(results))}</p>",
+        _differences(folder, results),
         *_plots(folder, results, number),
         _claims(results),
         _published(results),
@@ -64,6 +66,14 @@ def _section(folder: Path, number: int) -> str:
         _failures(results),
     ]
     return f"<section>{''.join(parts)}</section>"
+
+
+def _differences(folder: Path, results: dict[str, Any]) -> str:
+    if len(results["schemes"]) < 2:
+        return ""
+    caption = "Differences to the baseline with their intervals; to the right is better."
+    picture = drawing.differences({folder.name: results})
+    return f'<figure class="wide">{picture}<figcaption>{caption}</figcaption></figure>'
 
 
 def _escaped(value: object) -> str:
@@ -99,15 +109,19 @@ def _plots(folder: Path, results: dict[str, Any], number: int) -> list[str]:
             for place, run in enumerate(row["runs"]):
                 name = curve_name(folder / run, results["metric"])
                 points = curve(folder / run, results["metric"])
-                xs = [where(point, row["flops"] or 0.0) for point in points]
+                xs = [where(point, flops_of(folder / run)) for point in points]
                 lines.append(_line(row["name"], xs, [p["value"] for p in points], index, first=place == 0))
         caption = f"Validation {name} over {title}; a line a seed."
         drawn.append(_figure(f"curve-{number}-{key}", lines, title, f"validation {name}", caption))
     finished = [(index, row) for index, row in enumerate(results["schemes"]) if row["values"]]
-    dots = [_dot(row, index) for index, row in finished]
-    caption = f"{results['metric']} on the {results['split']} split against training FLOPs; bars are one deviation."
-    drawn.append(_figure(f"cost-{number}", dots, "training FLOPs", results["metric"], caption))
+    for key, title in COSTS.items():
+        dots = [_dot(row, key, index) for index, row in finished]
+        caption = f"{results['metric']} on the {results['split']} split against {title}; bars are one deviation."
+        drawn.append(_figure(f"cost-{number}-{key}", dots, title, results["metric"], caption))
     return drawn
+
+
+COSTS = {"flops": "training FLOPs", "seconds": "seconds of training", "parameters": "parameters"}
 
 
 def look(index: int) -> tuple[str, str]:
@@ -122,11 +136,11 @@ def _line(name: str, xs: list[float], ys: list[float], index: int, *, first: boo
     return {"type": "scatter", "mode": "lines+markers", "x": xs, "y": ys, "line": style, **shared}
 
 
-def _dot(row: dict[str, Any], index: int) -> dict[str, Any]:
+def _dot(row: dict[str, Any], cost: str, index: int) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "markers+text",
-        "x": [row["flops"]],
+        "x": [row[cost]],
         "y": [row["mean"]],
         "text": [row["name"]],
         "textposition": "top center",
@@ -146,12 +160,22 @@ def _figure(name: str, traces: list[dict[str, Any]], x: str, y: str, caption: st
     }
     # Inside a script element only "</" could end it.
     drawing = json.dumps([traces, layout]).replace("</", "<\\/")
+    words = _escaped(f"{caption} {_ends(traces)}")
     return (
-        f'<figure><div id="{name}" style="height:26rem"></div>'
+        f'<figure><div id="{name}" role="img" aria-label="{words}" style="height:26rem"></div>'
         f"<figcaption>{_escaped(caption)}</figcaption></figure>"
         f"<script>(function () {{ const [traces, layout] = {drawing}; "
         f'Plotly.newPlot("{name}", traces, layout, {{responsive: true, displaylogo: false}}); }})();</script>'
     )
+
+
+def _ends(traces: list[dict[str, Any]]) -> str:
+    """Where each scheme ends up, for readers who do not see the plot."""
+    ends: dict[str, list[str]] = {}
+    for trace in traces:
+        if trace["y"]:
+            ends.setdefault(trace["name"], []).append(f"{trace['y'][-1]:.4g} at {trace['x'][-1]:.4g}")
+    return "; ".join(f"{name}: {', '.join(places)}" for name, places in ends.items())
 
 
 def _claims(results: dict[str, Any]) -> str:
@@ -198,10 +222,34 @@ def markdown(folders: list[Path]) -> str:
         parts += [
             tables.markdown(rows) for rows in (tables.claim_rows(results), tables.published_rows(results)) if rows
         ]
-        parts += filter(None, [tables.published_notes(results)])
+        parts += filter(None, [tables.published_notes(results), tables.markdown(_provenance_rows(folder, results))])
         if failed := tables.failures(results):
             parts += ["Failed:", "\n".join(f"- {line}" for line in failed)]
     return "\n\n".join(parts) + "\n"
+
+
+def _provenance_rows(folder: Path, results: dict[str, Any]) -> list[dict[str, str]]:
+    """What each run was made by."""
+    rows = []
+    for name in (name for row in results["schemes"] for name in row["runs"]):
+        about = provenance(folder / name)
+        made = [about, *about.get("continued", [])]
+        rows.append(
+            {
+                "run": name if name != "." else folder.name,
+                "seed": str(about["seed"]),
+                "splitstep": ", then ".join(_version(entry) for entry in made if "commit" in entry),
+                "torch": str(about.get("torch", "-")),
+                "threads": str(about.get("threads", "-")),
+                "command": f"splitstep {shlex.join(about.get('command', []))}",
+            }
+        )
+    return rows
+
+
+def _version(entry: dict[str, Any]) -> str:
+    commit = (entry["commit"] or "")[:8]
+    return " ".join(filter(None, (entry.get("splitstep"), commit)))
 
 
 def _comparisons(folders: list[Path]) -> dict[str, dict[str, Any]]:

@@ -1,6 +1,7 @@
 """The numbers that papers published, each beside what the same scheme reached here."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,16 +13,18 @@ def beside(
     reached: Callable[[str], list[float]],
     *,
     preset: str,
+    changed: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """What a recipe quotes, each row with the schemes that it is of and what they reached.
 
     `schemes` has the settings of each by name, `reached` the values of its runs under the published metric. A number
-    that stands alone, without settings of its own, is of the recipe's own `preset`.
+    that stands alone, without settings of its own, is of the recipe's own `preset`. What a scheme has `changed`, a row
+    must name, or it is of another scheme.
     """
     rows = published.get("rows", [])
     if len(rows) == 1 and not settings_of(rows[0]):
         rows = [{"model.preset": preset, **rows[0]}]
-    found = [row | {"here": [_spread(name, reached(name)) for name in _named(row, schemes)]} for row in rows]
+    found = [row | {"here": [_spread(name, reached(name)) for name in _named(row, schemes, changed)]} for row in rows]
     return {**published, **({"rows": found} if rows else {})}
 
 
@@ -30,9 +33,17 @@ def settings_of(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if "." in key}
 
 
-def _named(row: Mapping[str, Any], schemes: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _named(
+    row: Mapping[str, Any], schemes: Mapping[str, Mapping[str, Any]], changed: Mapping[str, Collection[str]]
+) -> list[str]:
     wanted = settings_of(row)
-    return [name for name, tables in schemes.items() if wanted and all(_at(tables, k) == v for k, v in wanted.items())]
+    return [
+        name
+        for name, tables in schemes.items()
+        if wanted
+        and all(_at(tables, k) == v for k, v in wanted.items())
+        and set(changed.get(name, ())) <= wanted.keys()
+    ]
 
 
 def _at(tables: Mapping[str, Any], key: str) -> Any:

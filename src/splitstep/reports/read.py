@@ -45,6 +45,7 @@ def _single(folder: Path, results: dict[str, Any]) -> dict[str, Any]:
         "values": [value],
         "parameters": results["parameters"]["total"],
         "body": results["parameters"].get("body"),
+        "embeddings": results["parameters"].get("embeddings"),
         "runs": ["."],
         "adjusted": {},
         "failed": {},
@@ -91,6 +92,11 @@ def curve_name(folder: Path, metric: str) -> str:
     """What the curve of a run shows: the metric where it was followed in training, the loss otherwise."""
     text = (folder / "metrics.jsonl").read_text()
     return metric if f'"eval_{metric}"' in text else "loss"
+
+
+def flops_of(folder: Path) -> float:
+    """The training FLOPs of a run."""
+    return json.loads((folder / "results.json").read_text(encoding="utf-8")).get("flops") or 0.0
 
 
 def provenance(folder: Path) -> dict[str, Any]:

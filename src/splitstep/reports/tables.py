@@ -4,6 +4,7 @@ from typing import Any
 
 NAMES = {"bleu": "BLEU", "f1": "F1", "mlm_loss": "masked-token loss"}
 PERCENT = ("accuracy",)  # metrics that people write in percent, and their differences in points
+DECIMALS = {"f1": 4, "matthews": 4, "pearson": 4, "spearman": 4, "mlm_loss": 4}  # two, without an entry
 
 
 def shown(value: float | None, metric: str) -> str:
@@ -14,7 +15,15 @@ def shown(value: float | None, metric: str) -> str:
 
 
 def _number(value: float, metric: str) -> str:
-    return f"{100 * value if metric in PERCENT else value:.2f}"
+    return f"{100 * value if metric in PERCENT else value:.{DECIMALS.get(metric, 2)}f}"
+
+
+def chance(p: float, results: dict[str, Any]) -> str:
+    """A p-value, rounded to no other verdict."""
+    if p < 0.001:
+        return "<0.001"
+    short, level = f"{p:.3f}", results.get("level", 0.05)
+    return short if (float(short) < level) == (p < level) else f"{p:.5f}"
 
 
 def quality(row: dict[str, Any]) -> str:
@@ -43,10 +52,14 @@ def gap(row: dict[str, Any]) -> str:
 
 
 def verdict(row: dict[str, Any], *, baseline: bool) -> str:
-    """What is said of a scheme, or why nothing is."""
+    """What is said of a scheme, or why nothing is, and what is not to be overlooked."""
     if not row["values"]:
         return "failed"
-    return "baseline" if baseline else row.get("verdict", "no seed in common with the baseline")
+    said = "baseline" if baseline else row.get("verdict", "no seed in common with the baseline")
+    if said in ("better", "worse") and row.get("common_seeds") == 1:
+        said += " by one seed"
+    runs = len(row["values"]) + len(row["failed"])
+    return f"{said}; {len(row['failed'])} of {runs} runs failed" if row["failed"] else said
 
 
 def count(value: float | None) -> str:
@@ -60,10 +73,12 @@ def count(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds or minutes."""
+    """Seconds, minutes or hours."""
     if seconds is None:
         return "-"
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def rows(results: dict[str, Any]) -> list[dict[str, str]]:
@@ -80,15 +95,16 @@ def rows(results: dict[str, Any]) -> list[dict[str, str]]:
                 metric: quality(row),
                 **({"seeds": str(len(row["values"]))} if len(seeds) > 1 else {}),
                 "difference": gap(row),
-                "p": f"{row['p_corrected']:.3f}" if "p_corrected" in row else "",
+                "p": chance(row["p_corrected"], results) if "p_corrected" in row else "",
                 "verdict": verdict(row, baseline=row is results["schemes"][0]),
                 "parameters": count(row["parameters"]),
                 "in layers": count(row.get("body")),
+                "in embeddings": count(row.get("embeddings")),
                 "training FLOPs": count(row["flops"]),
                 "evaluations a layer": " + ".join(f"{n} {term}" for term, n in evaluations.items()),
                 speed.replace("_per_second", "/s"): count(row.get(speed)),
                 "training": duration(row["seconds"]),
-                "memory": f"{count(row['peak_memory_bytes'])}B",
+                "memory": "-" if row["peak_memory_bytes"] is None else f"{count(row['peak_memory_bytes'])}B",
                 "latency": "-" if row["latency_seconds"] is None else f"{1000 * row['latency_seconds']:.1f} ms",
             }
         )
@@ -116,16 +132,18 @@ def sentence(results: dict[str, Any]) -> str:
     metric = NAMES.get(results["metric"], results["metric"])
     if not others:
         return f"{results['task']}, {metric} of {base['name']}: {quality(base)} ({_luck(results)})."
-    verdicts = {row["name"]: verdict(row, baseline=row is base) for row in results["schemes"]}
-    said = []
-    for found in ("better", "worse", "no significant difference", "no seed in common with the baseline"):
-        names = [name for name, own in verdicts.items() if own == found]
-        if names:
-            said.append(f"{', '.join(names)}: {found}")
-    failed = [name for name, own in verdicts.items() if own == "failed"]
-    if failed:
-        said.append(f"failed: {', '.join(failed)}")
-    return f"{results['task']}, {metric} against {base['name']} ({quality(base)}; {_luck(results)}): {'; '.join(said)}."
+    verdicts: dict[str, list[str]] = {}
+    for row in others:
+        verdicts.setdefault(verdict(row, baseline=False), []).append(row["name"])
+    said = [f"{', '.join(names)}: {found}" for found, names in sorted(verdicts.items(), key=_order)]
+    failed = f"; {len(base['failed'])} of its runs failed" if base["failed"] else ""
+    about = f"{quality(base)}; {_luck(results)}{failed}"
+    return f"{results['task']}, {metric} against {base['name']} ({about}): {'; '.join(said)}."
+
+
+def _order(found: tuple[str, list[str]]) -> int:
+    first = ("better", "worse", "no significant difference", "no seed in common", "failed")
+    return next((place for place, word in enumerate(first) if found[0].startswith(word)), len(first))
 
 
 def _luck(results: dict[str, Any]) -> str:
@@ -143,19 +161,44 @@ def terms(results: dict[str, Any]) -> str:
     match = {
         "none": "nothing is matched",
         "parameters": "equal parameters",
-        "flops": "equal training FLOPs",
-        "seconds": "equal seconds of training",
+        "flops": "equal training FLOPs were aimed at",
+        "seconds": "equal seconds of training were aimed at",
     }
-    said = [f"Terms: {match[results['match']]}; measured on the {results['split']} split."]
+    said = [f"Terms: {match[results['match']]}{_reached(results)}; measured on the {results['split']} split."]
     if "signature" in results:
         said.append(f"BLEU: {results['signature']}.")
-    said += _tests(results)
+    said += [*_tests(results), *_costs(results)]
     adjusted = [
         f"{row['name']}: {', '.join(f'{key} = {value}' for key, value in row['adjusted'].items())}"
         for row in results["schemes"]
         if row["adjusted"]
     ]
     return " ".join([*said, f"Adjusted: {'; '.join(adjusted)}."] if adjusted else said)
+
+
+def _reached(results: dict[str, Any]) -> str:
+    """How far what was to be equal is, as shares of the baseline's."""
+    key = results["match"]
+    base, *others = results["schemes"]
+    if key not in ("flops", "seconds") or not base[key]:
+        return ""
+    shares = ", ".join(f"{row['name']} {row[key] / base[key]:.2f}" for row in others if row[key])
+    return f" (reached, against {base['name']}: {shares})" if shares else ""
+
+
+def _costs(results: dict[str, Any]) -> list[str]:
+    """How speed, latency and time were measured, and by which versions of the code."""
+    said = []
+    if "jobs" in results:
+        beside = f"{results['jobs']} side by side" if results["jobs"] > 1 else "one after another"
+        said.append(
+            "Speed and latency (of one answer) were measured in turns when all runs were done; training is the mean "
+            f"time that the runs took, {beside}."
+        )
+    commits = [commit[:8] + commit[40:] for commit in results.get("commits", [])]
+    if len(commits) > 1:
+        said.append(f"The runs were made by {len(commits)} commits of the code: {', '.join(commits)}.")
+    return said
 
 
 def _tests(results: dict[str, Any]) -> list[str]:
@@ -183,7 +226,7 @@ def claim_rows(results: dict[str, Any]) -> list[dict[str, str]]:
             "source": claim["source"],
             "here": claim["answer"],
             "difference": gap({**claim, "metric": results["metric"]}),
-            "p": f"{claim['p_corrected']:.3f}",
+            "p": chance(claim["p_corrected"], results),
         }
         for claim in results.get("claims", [])
     ]

@@ -158,6 +158,12 @@ class Task(ABC):
     def measure(self, predictor: "Predictor", split: str) -> Measured:
         """What a finished model is judged by."""
 
+    def answer(self, predictor: "Predictor") -> None:
+        """What a user waits for, of the first validation example: here a forward pass."""
+        batch = predictor.to_device(self.batch("valid", np.zeros(1, dtype=np.int64)))
+        with predictor:
+            predictor.model(**{name: tensor for name, tensor in batch.items() if not name.startswith("num_")})
+
 
 def padded(sequences: list[NDArray[np.int32]], fill: int) -> NDArray[np.int64]:
     """The sequences as rows of one array, filled up on the right."""

@@ -220,6 +220,10 @@ class Translation(Task):
         rows = zip(pairs, hypotheses, strict=True)
         return Measured(metrics, [{"source": s, "reference": r, "hypothesis": h} for (s, r), h in rows])
 
+    def answer(self, predictor: "Predictor") -> None:
+        """Translate the first validation sentence."""
+        self.translated([self.pairs("valid")[0][0]], predictor)
+
     def translated(
         self, sources: list[str], predictor: "Predictor", *, nbest: int = 1
     ) -> list[list[tuple[str, float]]]:

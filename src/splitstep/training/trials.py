@@ -3,7 +3,7 @@
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, cast
@@ -51,20 +51,30 @@ def check(recipe: Recipe, *, say: Say | None = None) -> dict[str, Any]:
 
 
 @freed_memory("kept")
-def paces(recipes: Sequence[Recipe], *, threads: int | None = None, repeats: int = 9) -> list[float]:
-    """Seconds that an update by each recipe takes: medians over the same updates, measured in turns."""
+def paces(recipes: Sequence[Recipe], *, threads: int | None = None, rounds: int = 3, repeats: int = 3) -> list[float]:
+    """Seconds that an update by each recipe takes: medians over the same updates, measured in turns.
+
+    One model is held at a time, however many there are.
+    """
     seconds: list[list[float]] = [[] for _ in recipes]
-    with ExitStack() as trials:
-        trials.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(threads or torch.get_num_threads())
-        trainers = [trials.enter_context(_trial(recipe, task_of(recipe), updates=repeats + 1))[0] for recipe in recipes]
-        updates = [trainer.trial_updates() for trainer in trainers]
-        for _ in range(repeats + 1):
-            for own, measured in zip(updates, seconds, strict=True):
-                begun = time.monotonic()
-                next(own)
-                measured.append(time.monotonic() - begun)
-    return [median(measured[1:]) for measured in seconds]  # the first is warm-up
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        for _ in range(rounds):
+            for recipe, measured in zip(recipes, seconds, strict=True):
+                with _trial(recipe, task_of(recipe), updates=repeats + 1) as (trainer, _):
+                    updates = trainer.trial_updates()
+                    next(updates)  # warm-up
+                    measured += [_seconds_of(updates) for _ in range(repeats)]
+    finally:
+        torch.set_num_threads(before)
+    return [median(measured) for measured in seconds]
+
+
+def _seconds_of(updates: Iterator[float]) -> float:
+    begun = time.monotonic()
+    next(updates)
+    return time.monotonic() - begun
 
 
 @contextmanager
