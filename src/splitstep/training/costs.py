@@ -9,6 +9,7 @@ import torch
 from splitstep.models.configuration import SplitstepConfig
 from splitstep.recipe import Recipe
 from splitstep.tasks.base import Task
+from splitstep.tasks.memory import freed_memory
 from splitstep.tasks.prediction import Predictor
 from splitstep.training.ready import plan
 
@@ -45,10 +46,11 @@ def forget_peak_memory() -> None:
 def latency(predictor: Predictor, task: Task, *, repeats: int = 7) -> float:
     """Seconds until the task answers one example, the median of several."""
     times = []
-    for _ in range(repeats + 1):
-        begun = time.perf_counter()
-        task.answer(predictor)
-        if predictor.device.type == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - begun)
+    with freed_memory("returned"):  # as it is when a model is used, and changed by no answer
+        for _ in range(repeats + 1):
+            begun = time.perf_counter()
+            task.answer(predictor)
+            if predictor.device.type == "cuda":
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - begun)
     return median(times[1:])  # the first is warm-up
