@@ -218,6 +218,21 @@ def test_what_a_saved_configuration_leaves_out_is_known(tmp_path, begun):
     assert usual.items() <= config.to_dict().items()
 
 
+@pytest.mark.parametrize("task", ["MRPC", "MNLI", "STS-B"])  # with as many labels, more, and a number
+def test_a_model_of_other_labels_gives_its_body_and_not_its_classifier(tmp_path, begun, task):
+    first = recipe(tables(tmp_path, data={"task": "RTE"}, training={"init": str(begun / "encoder"), "updates": 2}))
+    train(first, tmp_path / "first")
+    chosen = {"init": str(tmp_path / "first"), "updates": 1}
+    second = recipe(tables(tmp_path, data={"task": task}, training=chosen))
+    model = build(second, configuration(second, task_of(second)))
+    before = load_file(tmp_path / "first" / "model" / "model.safetensors")
+    after = model.state_dict()
+    kept = {key for key in before if after[key].shape == before[key].shape and torch.equal(after[key], before[key])}
+    assert "classifier.weight" in before.keys() - kept <= {"classifier.weight", "classifier.bias"}
+    assert not before["classifier.bias"].eq(0).all()
+    assert after["classifier.bias"].eq(0).all()
+
+
 def test_a_run_knows_again_what_it_began_with(tmp_path, begun):
     import shutil
 

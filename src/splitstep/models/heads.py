@@ -41,6 +41,7 @@ class _Headed(SplitstepPreTrainedModel):
     """
 
     kinds: tuple[str, ...] = ()
+    of_labels: tuple[str, ...] = ()  # the parts that a task with other labels has no use for
 
     def __init__(self, config: SplitstepConfig) -> None:
         if config.kind not in self.kinds:
@@ -229,6 +230,8 @@ class SplitstepForPreTraining(SplitstepForMaskedLM):
 class _Classifier(_Headed):
     """A linear layer on the vector of the whole sequence or image."""
 
+    of_labels = ("classifier",)
+
     def __init__(self, config: SplitstepConfig) -> None:
         super().__init__(config)
         self.pool = Pool(config)
@@ -299,6 +302,7 @@ class SplitstepForSequencePairClassification(_Headed):
     """
 
     kinds = ("encoder", "causal")
+    of_labels = ("network", "classifier")
 
     def __init__(self, config: SplitstepConfig) -> None:
         super().__init__(config)

@@ -65,6 +65,7 @@ def train(
     if task.initial is not None:
         tell(
             f"beginning with the {settings.init_weights} weights, the architecture and the vocabulary of {task.initial}"
+            + (f"; new: {' and '.join(model.of_labels)}" if model.of_labels else "")
         )
     with processes(settings), run.locked() if rank() == 0 else nullcontext():
         if not begun and rank() == 0:

@@ -114,13 +114,17 @@ def _named(section: str) -> Iterator[None]:
 
 
 def build(recipe: Recipe, config: SplitstepConfig) -> "SplitstepPreTrainedModel":
-    """The recipe's model with the weights of its seed, or those that training begins with."""
+    """The recipe's model with the weights of its seed, or those that training begins with and new ones for the labels."""
     model = task_class(recipe.task).model()
     torch.manual_seed(recipe.training.seed)
+    made = model(config)
     folder = initial_folder(recipe)
     if folder is None or recipe.training.init_weights == "random":
-        return model(config)
-    return model.from_pretrained(folder, config=config).train()
+        return made
+    trained = model.from_pretrained(folder, config=config, ignore_mismatched_sizes=True)
+    for part in model.of_labels:
+        setattr(trained, part, getattr(made, part))
+    return trained.train()
 
 
 def plan(task: Task, settings: Training) -> Plan:
