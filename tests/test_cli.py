@@ -21,13 +21,13 @@ def splitstep(*words):
     [
         (["order", "--integrator", "rk5"], "unknown integrator 'rk5'; choose from euler,"),
         (["order", "--integrator", "dopri5"], "unknown integrator 'dopri5'; choose from euler,"),
-        (["order", "--splitting", "strng"], "(did you mean 'strang'?)"),
-        (["order", "--part", "encodr"], "(did you mean 'encoder'?)"),
-        (["params", "macarn"], "(did you mean 'macaron'?)"),
-        (["params", "macaron", "kind=imag"], "(did you mean 'image'?)"),
+        (["order", "--splitting", "strng"], "did you mean 'strang'?"),
+        (["order", "--part", "encodr"], "did you mean 'encoder'?"),
+        (["params", "macarn"], "did you mean 'macaron'?"),
+        (["params", "macaron", "kind=imag"], "did you mean 'image'?"),
         (["params", "macaron", "hidden_size"], "a setting is KEY=VALUE, got 'hidden_size'"),
-        (["params", "macaron", "hiden_size=3"], "(did you mean 'hidden_size'?)"),
-        (["bench", "evolutoin"], "(did you mean 'evolution'?)"),
+        (["params", "macaron", "hiden_size=3"], "did you mean 'hidden_size'?"),
+        (["bench", "evolutoin"], "did you mean 'evolution'?"),
         (["bench", "--repeats", "0"], "--repeats must be at least 1, got 0"),
         (["oder"], "No such command 'oder'"),
         (["list", "--jsn"], "No such option: --jsn"),
@@ -41,6 +41,31 @@ def test_wrong_use_is_one_line_and_exit_code_2(words, complaint):
     (line,) = answer.stderr.splitlines()
     assert line.startswith("splitstep: ")
     assert complaint in line
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["compare", "demo/digits", "--out"], ["demo", "--out"], ["make-listops"], ["train", "demo/digits", "--out"]],
+)
+@pytest.mark.parametrize("below", ["", "/sub"])
+def test_a_file_where_a_folder_is_needed_is_named(tmp_path, words, below):
+    (tmp_path / "afile").write_text("mine")
+    answer = splitstep(*words, f"{tmp_path}/afile{below}")
+    assert answer.returncode == 2
+    assert answer.stderr.splitlines()[-1].endswith(f"{tmp_path}/afile is a file, not a folder")
+    assert [path.name for path in tmp_path.iterdir()] == ["afile"]
+
+
+def test_a_comparison_of_a_recipe_with_a_grid_says_what_to_choose():
+    answer = splitstep("compare", "parallel/cifar100-schemes")
+    assert answer.returncode == 2
+    assert "has a grid over model." in answer.stderr
+
+
+def test_all_public_names_are_offered():
+    import splitstep as package
+
+    assert set(package.__all__) <= set(dir(package))
 
 
 @pytest.mark.parametrize("words", [["--help"], ["list"], ["order", "--help"], ["order", "--integrator", "rk5"]])

@@ -97,6 +97,7 @@ def test_with_nothing_to_read_nothing_is_written(runs):
 
 def test_evaluation_takes_other_data_and_prints_json(runs):
     answer = json.loads(told("evaluate", runs / "translation", "--split", "test", "--json"))
+    assert json.loads(told("evaluate", runs / "translation", "--json")) == answer
     assert answer.keys() == {"task", "split", "metrics"}
     assert answer["metrics"].keys() >= {"bleu", "chrf", "signature", "loss"}
     other = json.loads(
@@ -162,7 +163,7 @@ def test_missing_data_are_told_before_anything_heavy_is_imported(tmp_path):
         [sys.executable, "-c", program, str(tmp_path / "mine.toml")], capture_output=True, text=True, timeout=60
     )
     assert answer.returncode == 0, answer.stderr
-    assert "nowhere does not exist" in answer.stderr
+    assert "nowhere, which data.root or SPLITSTEP_DATA names, is no folder" in answer.stderr
 
 
 def test_lines_are_answered_as_they_come_and_together_when_they_come_together():

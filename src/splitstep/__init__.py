@@ -50,6 +50,10 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 # What to do once a module of transformers is there. Importing it here would cost every `splitstep --help` some seconds.
 _AFTER_IMPORT = {
     "transformers.models.auto.configuration_auto": "register_configuration",

@@ -163,3 +163,16 @@ def test_the_command_draws_what_the_generator_does(tmp_path):
 def test_a_shape_that_no_expression_has_is_refused(shape, complaint):
     with pytest.raises(UserError, match=complaint):
         Shape(**shape)
+
+
+def test_what_is_interrupted_leaves_no_file(tmp_path, monkeypatch):
+    from splitstep.data import listops
+
+    def interrupted(seed, shape):
+        yield "[MAX 1 2 ]", 2
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(listops, "expressions", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(listops.write(tmp_path, name="a", counts={"train": 5}, seed=1))
+    assert not list(tmp_path.iterdir())

@@ -155,6 +155,13 @@ def test_a_run_that_another_commit_goes_on_with_says_so(tables, tmp_path, monkey
     assert running.Run(tmp_path / "run").commits == {"one", "two"}
 
 
+@pytest.mark.parametrize(("warmup", "said"), [(5, []), (6, ["100%"]), (12, ["50%"])])
+def test_a_warm_up_that_is_not_over_is_named(tables, tmp_path, capsys, warmup, said):
+    train(recipe(corpora.merged(tables, {"training": {"warmup": warmup}})), tmp_path / "run")
+    lines = [line for line in capsys.readouterr().err.splitlines() if "warm-up" in line]
+    assert [line.rpartition(" ")[2] for line in lines] == said
+
+
 # Lines
 
 

@@ -4,6 +4,7 @@ Torch and transformers take seconds to import, so each command imports what it n
 """
 
 import sys
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
@@ -28,12 +29,20 @@ def main() -> NoReturn:
     except BrokenPipeError:
         sys.stderr.close()
         code = 141
+    except (FileExistsError, NotADirectoryError) as error:
+        _fail(f"{_file_among(error.filename)} is a file, not a folder")
     except OSError as error:
         named = f": {error.filename}" if error.filename else ""
         _fail(f"{error.strerror or error}{named}", code=1)
     if code == 130:
         typer.echo("splitstep: interrupted", err=True)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _file_among(path: str) -> Path:
+    """The part of a path that is a file, where a folder was needed."""
+    whole = Path(path)
+    return next((part for part in (whole, *whole.parents) if part.is_file()), whole)
 
 
 def _fail(message: str, *, code: int = 2) -> NoReturn:

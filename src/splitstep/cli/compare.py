@@ -9,7 +9,7 @@ from splitstep.cli.app import app
 from splitstep.cli.output import Json, print_json, print_table
 from splitstep.cli.run import RecipeName, Settings, folder_name
 from splitstep.solver.errors import UserError
-from splitstep.tables import packaged
+from splitstep.tables import packaged, read
 
 SCHEMES = "transformer,macaron,parallel,parallel-rk4,transevolve-full-1"
 
@@ -43,7 +43,8 @@ def compare(
 
     runs = load(name, [*(settings or [])])
     if len(runs) > 1:
-        raise UserError(f"{name} has a grid; compare takes a recipe without one, and --schemes")
+        keys = ", ".join(read(name)["grid"])
+        raise UserError(f"{name} has a grid over {keys}; compare takes one value of each (KEY=VALUE), and --schemes")
     folder = out or Path("comparisons") / folder_name(name, settings or [])
 
     from splitstep.compare.experiment import Experiment

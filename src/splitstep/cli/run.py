@@ -51,7 +51,10 @@ def check(name: RecipeName, settings: Settings = None, as_json: Json = False) ->
 def train(
     name: RecipeName,
     settings: Settings = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder; runs/RECIPE without it.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The run folder; without it runs/RECIPE, or runs/RECIPE+KEY=VALUE,... under other settings."),
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start anew, in a folder beside the one there is.")] = False,
 ) -> None:
     """Train a recipe, or go on where it was interrupted.
@@ -91,7 +94,9 @@ def evaluate(
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE ...]", help="Other data or another evaluation.")
     ] = None,
-    split: Annotated[str, typer.Option(help="valid or test.")] = "test",
+    split: Annotated[
+        str | None, typer.Option(help="train, valid or test; without it test, or valid where there is no test.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure the model of a finished run.
@@ -106,7 +111,9 @@ def evaluate(
     if as_json:
         print_json(result)
         return
-    print_table(f"{folder}, {split}", [{"metric": key, "value": _shown(v)} for key, v in result["metrics"].items()])
+    print_table(
+        f"{folder}, {result['split']}", [{"metric": key, "value": _shown(v)} for key, v in result["metrics"].items()]
+    )
 
 
 def changed(recipe: "Recipe", settings: list[str]) -> "Recipe":

@@ -106,7 +106,11 @@ def write(folder: Path, *, name: str, counts: dict[str, int], seed: int, shape: 
     drawn = expressions(seed, shape)
     for split, count in counts.items():
         unfinished = paths[split].with_suffix(".unfinished")
-        with unfinished.open("w", encoding="utf-8") as file:
-            file.write(f"{HEADER}\n")
-            file.writelines(f"{text}\t{value}\n" for text, value in islice(drawn, count))
-        yield unfinished.rename(paths[split])
+        try:
+            with unfinished.open("w", encoding="utf-8") as file:
+                file.write(f"{HEADER}\n")
+                file.writelines(f"{text}\t{value}\n" for text, value in islice(drawn, count))
+            unfinished.rename(paths[split])
+        finally:
+            unfinished.unlink(missing_ok=True)
+        yield paths[split]

@@ -24,7 +24,7 @@ def data_folder(root: str | None, name: str, say: Callable[[str], None] = lambda
 
 def _existing(root: Path, name: str) -> Path:
     if not root.is_dir():
-        raise UserError(f"the data folder {root} does not exist")
+        raise UserError(f"{root}, which data.root or SPLITSTEP_DATA names, is no folder")
     folder = root / name
     if not folder.is_dir():
         raise UserError(f"the folder {folder} (data.folder) does not exist")

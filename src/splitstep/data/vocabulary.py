@@ -168,6 +168,8 @@ def chosen(settings: Vocabulary, texts: Iterable[str], *, given: Path | None) ->
 def origin(settings: Vocabulary, *, given: Path | None) -> dict[str, Any]:
     """What the chosen tokenizer depends on beside the texts, as a key to what is made with it."""
     if given is not None:
+        if not (given / "tokenizer.json").is_file():
+            raise UserError(f"training.init: {given} has no tokenizer.json; save the tokenizer beside the model")
         return {"tokenizer.json": checksum(given / "tokenizer.json")}
     file = {} if settings.file is None else {"file": checksum(Path(settings.file))}
     return settings.model_dump(exclude={"file"}) | file

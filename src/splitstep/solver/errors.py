@@ -5,6 +5,7 @@ from difflib import get_close_matches
 from typing import TypeVar
 
 Entry = TypeVar("Entry")
+MANY = 12  # names, more of which are not listed where one is near
 
 
 class UserError(ValueError):
@@ -19,6 +20,8 @@ def unknown(kind: str, name: object, allowed: Iterable[str]) -> UserError:
     """The error for a name that is in no table, with the names that are."""
     names = list(allowed)
     near = get_close_matches(str(name), names, n=1)
+    if near and len(names) > MANY:
+        return UserError(f"unknown {kind} {name!r}; did you mean {near[0]!r}?")
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return UserError(f"unknown {kind} {name!r}; choose from {', '.join(names)}{hint}")
 

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -89,11 +88,13 @@ def _train(
     forget_peak_memory()
     counted = parameters(model)
     tell(f"{counted.total:,} parameters, {counted.body:,} of them in the layers; {updates:,} updates in {run.folder}")
+    if settings.warmup >= updates:
+        end = rate(settings, updates, total=updates, width=model.config.hidden_size) / settings.learning_rate
+        tell(f"the warm-up of {settings.warmup:,} updates is not over when the run is: its rate ends at {end:.0%}")
     if checkpoint is not None:
         if rank() == 0:
             run.goes_on(done)
         _resumed(run, settings, done, updates, model.config.hidden_size, tell)
-    begun = time.monotonic()
     with Signals() as signals, display(updates) as shown:
         trainer = SplitstepTrainer(
             model,
@@ -113,7 +114,7 @@ def _train(
             if signals.received is not None and trainer.state.global_step < updates:
                 tell(f"stopped by a signal after update {trainer.state.global_step:,}; the same command goes on")
                 return Outcome(signals.exit_code)
-    return Outcome(0, _finish(recipe, run, task, trainer, updates, tell, time.monotonic() - begun))
+    return Outcome(0, _finish(recipe, run, task, trainer, updates, tell))
 
 
 def _resumed(run: Run, settings: Training, done: int, updates: int, width: int, tell: Say) -> None:
@@ -141,9 +142,7 @@ def _stopped_early(checkpoint: Path, settings: Training) -> bool:
     return settings.patience is not None and since_best(history, settings.select) >= settings.patience
 
 
-def _finish(
-    recipe: Recipe, run: Run, task: Task, trainer: SplitstepTrainer, updates: int, tell: Say, seconds: float
-) -> dict[str, Any]:
+def _finish(recipe: Recipe, run: Run, task: Task, trainer: SplitstepTrainer, updates: int, tell: Say) -> dict[str, Any]:
     """The final weights as a model folder, measured on every held-out split."""
     settings = recipe.training
     last = checkpoints.newest(run.checkpoints, tell, clear=False)
@@ -218,9 +217,10 @@ def _write_model(run: Run, task: Task, model: Any) -> None:
     unfinished.rename(run.model)
 
 
-def evaluate(run: Run, recipe: Recipe, split: str, *, say: Say | None = None) -> dict[str, Any]:
-    """The metrics of a finished run's model on a split."""
+def evaluate(run: Run, recipe: Recipe, split: str | None = None, *, say: Say | None = None) -> dict[str, Any]:
+    """The metrics of a finished run's model on a split: the test split where there is one, without a name."""
     task, predictor = loaded(run, recipe, say=say)
+    split = split or task.splits[-1]
     if split not in task.splits:
         raise UserError(f"unknown split {split!r}; choose from {', '.join(task.splits)}")
     return {"task": recipe.task, "split": split, "metrics": task.measure(predictor, split).metrics}

@@ -114,7 +114,7 @@ def _named(section: str) -> Iterator[None]:
 
 
 def build(recipe: Recipe, config: SplitstepConfig) -> "SplitstepPreTrainedModel":
-    """The recipe's model with the weights of its seed, or those that training begins with and new ones for the labels."""
+    """The recipe's model with the weights of its seed, or with those that training begins with but for the labels'."""
     model = task_class(recipe.task).model()
     torch.manual_seed(recipe.training.seed)
     made = model(config)
