@@ -13,7 +13,7 @@ from typing import Any
 
 from splitstep.data.hub import SOURCES
 from splitstep.models.presets import KINDS, PRESETS, preset
-from splitstep.reports.tables import NAMES, count, gap, quality
+from splitstep.reports.tables import NAMES, chance, count, gap, quality, verdict
 from splitstep.solver.schemes import scheme
 from splitstep.solver.splittings import SPLITTINGS
 from splitstep.solver.tableaus import TABLEAUS
@@ -143,14 +143,15 @@ def results() -> str:
             f"`{row['name']}`",
             f"{NAMES.get(row['metric'], row['metric'])} {quality(row)}",
             gap(row),
-            row.get("verdict", "baseline"),
+            chance(row["p_corrected"], compared) if "p_corrected" in row else "",
+            verdict(row, baseline="difference" not in row),
             count(row["body"]),
             count(row["flops"]),
         ]
         for compared in json.loads(COMPARED.read_text())["comparisons"]
         for row in compared["schemes"]
     ]
-    header = ["data", "scheme", "quality", "difference", "verdict", "parameters in layers", "training FLOPs"]
+    header = ["data", "scheme", "quality", "difference", "p", "verdict", "parameters in layers", "training FLOPs"]
     return markdown(header, rows)
 
 

@@ -43,10 +43,7 @@ def test_wrong_use_is_one_line_and_exit_code_2(words, complaint):
     assert complaint in line
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["compare", "demo/digits", "--out"], ["demo", "--out"], ["make-listops"], ["train", "demo/digits", "--out"]],
-)
+@pytest.mark.parametrize("words", [["compare", "demo/digits", "--out"], ["demo", "--out"], ["make-listops"]])
 @pytest.mark.parametrize("below", ["", "/sub"])
 def test_a_file_where_a_folder_is_needed_is_named(tmp_path, words, below):
     (tmp_path / "afile").write_text("mine")

@@ -14,7 +14,7 @@ def test_of_many_names_only_the_near_one_is_told():
     with pytest.raises(UserError) as error:
         lookup("scheme", "nam7", table)
     assert str(error.value) == "unknown scheme 'nam7'; did you mean 'name7'?"
-    with pytest.raises(UserError, match="choose from name0, name1, .*, name39$"):
+    with pytest.raises(UserError, match=r"choose from name0, name1, .*, name39$"):
         lookup("scheme", "zzz", table)
 
 

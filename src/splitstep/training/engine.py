@@ -62,9 +62,10 @@ def train(
             return Outcome(0, results)
     model = build(recipe, config)
     if task.initial is not None:
+        new = " and ".join(task.model().of_labels)
         tell(
             f"beginning with the {settings.init_weights} weights, the architecture and the vocabulary of {task.initial}"
-            + (f"; new: {' and '.join(model.of_labels)}" if model.of_labels else "")
+            + (f"; new: {new}" if new else "")
         )
     with processes(settings), run.locked() if rank() == 0 else nullcontext():
         if not begun and rank() == 0:
