@@ -59,6 +59,16 @@ def test_a_comparison_of_a_recipe_with_a_grid_says_what_to_choose():
     assert "has a grid over model." in answer.stderr
 
 
+def test_the_model_of_a_recipe_is_counted_with_its_data_where_they_are(monkeypatch):
+    monkeypatch.delenv("SPLITSTEP_DATA", raising=False)
+    counted, checked = (json.loads(splitstep(word, "demo/digits", "--json").stdout) for word in ("params", "check"))
+    assert counted["total"] == checked["parameters"]
+    answer = splitstep("params", "laptop/cifar100")
+    assert answer.returncode == 0
+    assert "neither data.root nor SPLITSTEP_DATA names a folder that has cifar-100-binary" in answer.stderr
+    assert "  head        258" in answer.stdout
+
+
 def test_all_public_names_are_offered():
     import splitstep as package
 

@@ -1,18 +1,21 @@
 """Commands that look and do not train: list, params, order."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from splitstep.cli.app import app
 from splitstep.cli.output import Json, columns, print_json, print_table, progress
 from splitstep.models.presets import KINDS, PRESETS
-from splitstep.solver.errors import lookup, unknown
+from splitstep.solver.errors import UserError, lookup, unknown
 from splitstep.solver.schemes import fixed_step_schemes
 from splitstep.solver.splittings import SPLITTINGS
 from splitstep.solver.tableaus import TABLEAUS
-from splitstep.tables import packaged, read, setting
+from splitstep.tables import packaged, read, setting, with_settings
 from splitstep.tasks import TASKS, task_class
+
+if TYPE_CHECKING:
+    from splitstep.models.configuration import SplitstepConfig
 
 
 @app.command("list")
@@ -64,39 +67,31 @@ def params(
     """Parameters by part, which layers share weights, FLOPs and evaluations.
 
     KEY is `kind` (encoder, causal, seq2seq, image) or any setting of the configuration, by its Hugging Face name. Of a
-    recipe, the settings of its [model] are taken, and KEY changes them; a vocabulary or a number of labels that only
-    the data tell can be given the same way. FLOPs are those of a forward pass over a full sequence, a token; a
-    multiplication with its addition counts as two.
+    recipe, the settings of its [model] are taken, and KEY changes them; of a grid, the values that stand outside of it.
+    Vocabulary, labels and sizes are those of the recipe's data where they are there, and can be given as KEY where not.
+    FLOPs are those of a forward pass over a full sequence, a token; a multiplication with its addition counts as two.
 
     Example: splitstep params parallel kind=image hidden_size=192 num_attention_heads=3 intermediate_size=768
     num_hidden_layers=12 num_independent_layers=4 num_labels=100
     """
     chosen = dict(map(setting, settings or []))
-    counted = None
+    head = None
     if name in PRESETS:
-        model = {"preset": name, "kind": "encoder"} | chosen
+        config = _configured({"preset": name, "kind": "encoder"} | chosen)
     elif name in packaged() or name.endswith(".toml"):
-        from splitstep.recipe import recipe
-
-        tables = read(name)
-        whole = recipe({key: value for key, value in tables.items() if key != "grid"})
-        model = {"kind": task_class(whole.task).kind} | whole.model | chosen
-        counted = task_class(whole.task)
+        tables = {key: value for key, value in read(name).items() if key != "grid"}
+        config, head = _of_recipe(with_settings(tables, ((f"model.{key}", value) for key, value in chosen.items())))
     else:
         raise unknown("preset or recipe", name, [*PRESETS, *packaged()])
-    kind, scheme = str(model.pop("kind")), str(model.pop("preset", "transformer"))
-    lookup("preset", scheme, PRESETS)
-    lookup("kind", kind, KINDS)
 
     from splitstep.models.accounting import account
-    from splitstep.models.presets import preset
 
-    report = account(preset(scheme, kind, **model), counted.model() if counted else None)
+    report = account(config, head)
     if as_json:
         print_json(report)
         return
     counts = [{"part": part, "parameters": f"{report[part]:,}"} for part in ("body", "embeddings", "head", "total")]
-    print_table(f"{name}, {kind}", counts)
+    print_table(f"{name}, {config.kind}", counts)
     typer.echo()
     for part, sharing in report["sharing"].items():
         typer.echo(f"weights of the {part}'s layers  {' '.join(map(str, sharing))}")
@@ -107,6 +102,37 @@ def params(
     if report["cache_per_token"]:
         kept = ", ".join(f"{count:,} for each token {what}" for what, count in report["cache_per_token"].items())
         typer.echo(f"numbers kept in generation  {kept.replace('token source', 'token of the source')}")
+
+
+def _configured(model: dict[str, Any]) -> "SplitstepConfig":
+    kind, scheme = str(model.pop("kind")), str(model.pop("preset", "transformer"))
+    lookup("preset", scheme, PRESETS)
+    lookup("kind", kind, KINDS)
+
+    from splitstep.models.presets import preset
+
+    return preset(scheme, kind, **model)
+
+
+def _of_recipe(tables: dict[str, Any]) -> tuple["SplitstepConfig", type[Any]]:
+    """The configuration of a recipe's model, and the class of the model."""
+    from splitstep.data.places import nothing_fetched
+    from splitstep.recipe import recipe
+    from splitstep.training.ready import configuration, task_of
+
+    whole = recipe(tables)
+    task = task_class(whole.task)
+    assumed = _configured({"kind": task.kind} | whole.model)  # and a wrong setting is refused
+    try:
+        with nothing_fetched():
+            return configuration(whole, task_of(whole)), task.model()
+    except UserError as error:
+        typer.echo(
+            f"counted with {assumed.vocab_size:,} tokens, {assumed.num_labels} labels and the usual sizes, where the "
+            f"recipe does not say more, for the data cannot be read: {error}",
+            err=True,
+        )
+        return assumed, task.model()
 
 
 def _assignments(row: dict[str, Any]) -> str:

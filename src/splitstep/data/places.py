@@ -1,11 +1,25 @@
 """Where data sets lie: in the folder that the user names, or fetched from the Hugging Face hub."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path, PurePath
 
 from splitstep.data import hub
 from splitstep.solver.errors import UserError
+
+_fetching = ContextVar("fetching", default=True)
+
+
+@contextmanager
+def nothing_fetched() -> Iterator[None]:
+    """Look at data that are here; what would come from the hub is refused."""
+    before = _fetching.set(False)
+    try:
+        yield
+    finally:
+        _fetching.reset(before)
 
 
 def data_folder(root: str | None, name: str, say: Callable[[str], None] = lambda line: None) -> Path:
@@ -14,6 +28,8 @@ def data_folder(root: str | None, name: str, say: Callable[[str], None] = lambda
     if below:
         return _existing(Path(below).expanduser(), name)
     first, *rest = PurePath(name).parts or ("",)
+    if first in hub.SOURCES and not _fetching.get():
+        raise UserError(f"neither data.root nor SPLITSTEP_DATA names a folder that has {name}")
     if first in hub.SOURCES:
         return _existing(hub.fetched(first, say), str(PurePath(*rest)))
     raise UserError(
