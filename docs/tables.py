@@ -4,19 +4,25 @@ python docs/tables.py --write     rewrite the tables between their markers
 python docs/tables.py             check that they are up to date
 """
 
+import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from splitstep.data.hub import SOURCES
 from splitstep.models.presets import KINDS, PRESETS, preset
+from splitstep.recipe import Training
 from splitstep.reports.tables import NAMES, chance, count, gap, quality, verdict
 from splitstep.solver.schemes import scheme
 from splitstep.solver.splittings import SPLITTINGS
 from splitstep.solver.tableaus import TABLEAUS
+from splitstep.tasks import TASKS, task_class
 
 ROOT = Path(__file__).parent.parent
 PAGES = (
@@ -25,6 +31,7 @@ PAGES = (
     "docs/mathematics.md",
     "docs/models.md",
     "docs/performance.md",
+    "docs/recipes.md",
     "docs/training.md",
 )
 MEASURED = ROOT / "benchmarks" / "results.json"
@@ -183,7 +190,52 @@ def _network(name: str) -> int:
     return sum(p.numel() for name, p in model.named_parameters() if "convection" in name and p.requires_grad)
 
 
+KINDS_OF_VALUES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false"}
+
+
+def keys(path: str, section: type[BaseModel]) -> str:
+    """The keys of a section of recipes, and of the sections in it."""
+    return markdown(["key", "value", "default", ""], _keys(path, section))
+
+
+def _keys(path: str, section: type[BaseModel]) -> Iterator[list[str]]:
+    properties, comments = section.model_json_schema()["properties"], _comments(section)
+    for name, field in section.model_fields.items():
+        key = f"{path}.{name}"
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _keys(key, field.annotation)
+            continue
+        default = "needed" if field.is_required() else "" if field.default is None else f"`{json.dumps(field.default)}`"
+        yield [f"`{key}`", _value(properties[name]), default, comments.get(name, "").replace("|", "\\|")]
+
+
+def _value(allowed: dict[str, Any]) -> str:
+    """What a key takes, from its JSON schema."""
+    if "anyOf" in allowed:
+        return " or ".join(_value(one) for one in allowed["anyOf"] if one.get("type") != "null")
+    if "enum" in allowed:
+        return ", ".join(f"`{value}`" for value in allowed["enum"])
+    if allowed.get("type") == "array":
+        return f"list of {_value(allowed['items'])}" if "items" in allowed else "list"
+    return KINDS_OF_VALUES.get(allowed.get("type", ""), "table")
+
+
+def _comments(section: type[BaseModel]) -> dict[str, str]:
+    """What the source says beside each field, those it inherits among them."""
+    found: dict[str, str] = {}
+    for owner in reversed(section.__mro__):
+        if issubclass(owner, BaseModel) and owner is not BaseModel:
+            found |= dict(re.findall(r"(?m)^    (\w+): .*?  # (.+)$", inspect.getsource(owner)))
+    return found
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "keys_training": partial(keys, "training", Training),
+    **{
+        f"keys_{section}_{name.replace('-', '_')}": partial(keys, section, getattr(task_class(name), section.title()))
+        for name in TASKS
+        for section in ("data", "evaluation")
+    },
     "orders": orders,
     "splittings": splittings,
     "integrators": integrators,

@@ -21,23 +21,21 @@ class Training(Section):
     """How a model is trained. An update is one step of the optimizer, over all processes."""
 
     seed: int = Field(default=1, ge=0)
-    init: str | None = None  # a run or a model folder to begin with; its vocabulary is used, and heads are new
+    init: str | None = None  # a run or a model folder to begin with: its weights and vocabulary; a classifier is new
     init_weights: Literal["trained", "random"] = "trained"  # random: its architecture and vocabulary alone
-    updates: Positive | None = None
-    epochs: Positive | None = None
+    updates: Positive | None = None  # steps of the optimizer, over all processes; or epochs
+    epochs: Positive | None = None  # passes over the training examples
 
-    # The size of an update: padded tokens with sentences of like length together, or examples. It is cut into
-    # `micro_batches` to fit memory, which changes nothing but the time.
-    tokens_per_update: Positive | None = None
-    batch_size: Positive | None = None
-    micro_batches: Positive = 1
-    repeated_augmentation: Positive = 1
+    tokens_per_update: Positive | None = None  # padded tokens, sentences of like length together; or batch_size
+    batch_size: Positive | None = None  # examples of an update
+    micro_batches: Positive = 1  # pieces of an update, to fit memory; nothing but the time depends on them
+    repeated_augmentation: Positive = 1  # how often an image is in an update, each time drawn anew
 
     optimizer: Literal["adamw", "nag"] = "adamw"
-    learning_rate: float = Field(gt=0)
+    learning_rate: float = Field(gt=0)  # the highest; of transevolve a factor
     betas: Annotated[list[float], Field(min_length=2, max_length=2)] = [0.9, 0.98]
     eps: float = Field(default=1e-8, gt=0)
-    momentum: Rate = 0.99
+    momentum: Rate = 0.99  # of nag
     weight_decay: float = Field(default=0.0, ge=0)  # decoupled
     decay: Literal["all", "matrices"] = "all"  # whether norms, biases and embeddings of positions decay too
     clip: float = Field(default=0.0, ge=0)  # the norm that gradients are cut to; 0 leaves them
@@ -46,22 +44,22 @@ class Training(Section):
     schedule: Literal["constant", "inverse_sqrt", "linear", "cosine", "cosine_restarts", "transevolve"] = "constant"
     warmup: int = Field(default=0, ge=0)  # updates
     warmup_share: Rate = 0.0  # of all updates, in place of their number
-    warmup_init: float = Field(default=0.0, ge=0)
-    min_learning_rate: float = Field(default=0.0, ge=0)
+    warmup_init: float = Field(default=0.0, ge=0)  # the rate that warm-up begins with
+    min_learning_rate: float = Field(default=0.0, ge=0)  # where linear and cosine end
     period: Positive | None = None  # of cosine_restarts, in updates; each next one `period_factor` times as long
     period_factor: float = 2.0
     shrink: float = 0.75  # of the peak from period to period
 
-    precision: Literal["fp32", "bf16"] = "fp32"
-    compile: bool = False
-    gradient_checkpointing: bool = False
-    sharding: Literal["none", "fsdp"] = "none"
+    precision: Literal["fp32", "bf16"] = "fp32"  # bf16: autocast
+    compile: bool = False  # by torch.compile
+    gradient_checkpointing: bool = False  # states between steps are computed again on the way back
+    sharding: Literal["none", "fsdp"] = "none"  # fsdp: each process holds a part of the weights (FSDP2)
     threads: Positive | None = None  # of this process; as torch chooses without it
     workers: int = Field(default=0, ge=0)  # processes that make batches
 
     evaluate_every: Positive = 1000  # updates
     save_every: Positive | None = None  # as often as evaluated without it
-    log_every: Positive = 50
+    log_every: Positive = 50  # updates
     keep: Positive = 1  # last checkpoints, beside the best
     select: str = "loss"  # what is best is best at this, on the validation split
     patience: Positive | None = None  # evaluations without a better one, then stop

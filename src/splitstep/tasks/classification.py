@@ -37,8 +37,8 @@ Texts = tuple[str, ...]
 class ClassificationData(Section):
     """Where the examples are, what of them is read and learnt, and how texts become tokens."""
 
-    root: str | None = None
-    folder: str = "."
+    root: str | None = None  # the folder of all data sets; SPLITSTEP_DATA without it
+    folder: str = "."  # of this data set, in the root
     format: str  # of FORMATS in data/labelled.py
     texts: Annotated[list[str], Field(min_length=1, max_length=2)] | None = None  # columns; "a+b" is two as one text
     label: str | None = None  # a column

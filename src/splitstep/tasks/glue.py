@@ -20,9 +20,11 @@ from splitstep.tasks.scores import SCORES
 class GlueData(Section):
     """Which task, where its files are, and how its texts become tokens."""
 
-    root: str | None = None
+    root: str | None = None  # the folder of all data sets; SPLITSTEP_DATA without it
     folder: str = "glue"  # which has a folder for each task
-    task: Literal["CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "QNLI", "RTE"]
+    task: Literal[
+        "CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "QNLI", "RTE"
+    ]  # CoLA, SST-2, MRPC, STS-B, QQP, MNLI, QNLI or RTE
     on_bad: OnBad = "stop"  # what a malformed row does
     vocabulary: Vocabulary = Vocabulary()
     max_length: int = Field(default=128, gt=3)  # tokens, the special ones among them; the longer text is cut first

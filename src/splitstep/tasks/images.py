@@ -38,8 +38,8 @@ TOP = 5
 class ImagesData(Section):
     """Where the images are and how they become the model's input."""
 
-    root: str | None = None
-    folder: str = "."
+    root: str | None = None  # the folder of all data sets; SPLITSTEP_DATA without it
+    folder: str = "."  # of this data set, in the root
     format: Literal["cifar10", "cifar100", "cifar-python", "idx", "folder", "digits"]
     labels: Literal["fine", "coarse"] = "fine"  # CIFAR-100 has both
     train: Files  # names of files; of an IDX pair what stands before -images; of image folders the folder

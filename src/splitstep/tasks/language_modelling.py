@@ -32,15 +32,15 @@ Names = Annotated[list[str], Field(min_length=1)]
 class LanguageModellingData(Section):
     """Where the text is, how it becomes tokens, and how long the blocks are."""
 
-    root: str | None = None
-    folder: str = "."
+    root: str | None = None  # the folder of all data sets; SPLITSTEP_DATA without it
+    folder: str = "."  # of this data set, in the root
     format: Literal["wikitext", "paragraphs", "whole", "python-reference"] = "wikitext"
     train: Names
     valid: Names
     test: Names | None = None
     on_bad: OnBad = "stop"  # what a malformed line does
     vocabulary: Vocabulary = Vocabulary(kind="word", size="all")
-    tokens_per_sample: int = Field(default=512, gt=1)
+    tokens_per_sample: int = Field(default=512, gt=1)  # of a block
 
 
 class LanguageModellingEvaluation(Section):

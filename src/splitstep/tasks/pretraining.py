@@ -36,7 +36,7 @@ FOLLOWS, RANDOM = 0, 1  # the labels of next-sentence prediction, as in Hugging 
 class PreTrainingData(Section):
     """Which texts there are, and how they become pairs of passages with masked tokens."""
 
-    root: str | None = None
+    root: str | None = None  # the folder of all data sets; SPLITSTEP_DATA without it
     folder: str = "."
     train: Texts  # names of files by their format
     valid: Texts | None = None

@@ -31,11 +31,11 @@ Patterns = Annotated[list[str], Field(min_length=1)]
 class TranslationData(Section):
     """Where the parallel text is and how it becomes tokens."""
 
-    root: str | None = None
-    folder: str = "."
+    root: str | None = None  # the folder of all data sets; SPLITSTEP_DATA without it
+    folder: str = "."  # of this data set, in the root
     format: Literal["lines", "iwslt", "tsv", "cldr"] = "lines"
-    source: str
-    target: str
+    source: str  # language
+    target: str  # language
     train: Patterns  # names of files, with {language} in them; parts of a packaged set
     valid: Patterns | None = None
     test: Patterns | None = None
