@@ -29,9 +29,9 @@ def main() -> NoReturn:
     except BrokenPipeError:
         sys.stderr.close()
         code = 141
-    except (FileExistsError, NotADirectoryError) as error:
-        _fail(f"{_file_among(error.filename)} is a file, not a folder")
     except OSError as error:
+        if isinstance(error, FileExistsError | NotADirectoryError) and (file := _file_among(error.filename)):
+            _fail(f"{file} is a file, not a folder")
         named = f": {error.filename}" if error.filename else ""
         _fail(f"{error.strerror or error}{named}", code=1)
     if code == 130:
@@ -39,10 +39,10 @@ def main() -> NoReturn:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _file_among(path: str) -> Path:
+def _file_among(path: str | None) -> Path | None:
     """The part of a path that is a file, where a folder was needed."""
-    whole = Path(path)
-    return next((part for part in (whole, *whole.parents) if part.is_file()), whole)
+    whole = Path(path or "")
+    return next((part for part in (whole, *whole.parents) if part.is_file()), None)
 
 
 def _fail(message: str, *, code: int = 2) -> NoReturn:
