@@ -28,6 +28,7 @@ class Training(Section):
 
     tokens_per_update: Positive | None = None  # padded tokens, sentences of like length together; or batch_size
     batch_size: Positive | None = None  # examples of an update
+    length_window: Positive = 1  # updates whose examples are dealt out by length, for less padding
     micro_batches: Positive = 1  # pieces of an update, to fit memory; nothing but the time depends on them
     repeated_augmentation: Positive = 1  # how often an image is in an update, each time drawn anew
 
@@ -86,6 +87,10 @@ class Training(Section):
             raise ValueError("training.schedule = 'cosine_restarts' needs training.period")
         if self.repeated_augmentation > 1 and self.batch_size is None:
             raise ValueError("training.repeated_augmentation needs training.batch_size")
+        if self.length_window > 1 and self.batch_size is None:
+            raise ValueError(
+                "training.length_window needs training.batch_size: tokens_per_update sorts by length anyway"
+            )
         return self
 
     @property

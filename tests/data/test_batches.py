@@ -1,6 +1,6 @@
 """Batches are a pure function of seed, epoch and lengths, however the work is shared."""
 
-from itertools import islice
+from itertools import islice, pairwise
 
 import numpy as np
 import pytest
@@ -21,13 +21,39 @@ def test_token_batches_hold_every_example_once_and_stay_within_the_budget(length
     assert all(len(batch) * lengths[batch].max() <= tokens for batch in batches)
 
 
-@given(lengths, st.integers(1, 40))
-def test_batches_of_examples_are_all_of_one_size(lengths, size):
-    batches = [update.indices for update in Plan(lengths, 1, examples=size).epoch(0)]
+@given(lengths, st.integers(1, 40), st.integers(1, 9))
+def test_batches_of_examples_are_all_of_one_size(lengths, size, window):
+    batches = [update.indices for update in Plan(lengths, 1, examples=size, window=window).epoch(0)]
     seen = np.concatenate(batches)
     assert len(set(seen.tolist())) == len(seen)
     assert {len(batch) for batch in batches} == {min(size, len(lengths))}
     assert len(lengths) - len(seen) < size
+
+
+@given(lengths, st.integers(1, 20), st.integers(2, 9), st.integers(1, 3))
+def test_a_window_deals_the_same_examples_out_by_length(lengths, size, window, repeats):
+    """Whatever is in a window stays in it, in its turn; inside it updates do not overlap in length."""
+    drawn, dealt = (Plan(lengths, 1, examples=size, repeats=repeats, window=chosen).epoch(0) for chosen in (1, window))
+    found = {_shown(update): lengths[update.indices] for update in dealt}
+    assert len(found) == len(drawn)
+    for start in range(0, len(drawn), window):
+        pool = {pair for update in drawn[start : start + window] for pair in _shown(update)}
+        inside = [found.pop(shown) for shown in list(found) if shown <= pool]
+        assert sum(map(len, inside)) == len(pool)
+        inside.sort(key=lambda held: (held.max(), held.min()))
+        assert all(one.max() <= other.min() for one, other in pairwise(inside))
+    assert not found
+
+
+def _shown(update):
+    return frozenset(zip(update.indices.tolist(), update.turns.tolist(), strict=True))
+
+
+def test_a_window_spares_padding():
+    """Lengths as those of short sentences: half of the places are padding when drawn, a tenth in windows."""
+    lengths = 3 + np.random.default_rng(0).geometric(1 / 12, 5000)
+    drawn, dealt = (Plan(lengths, 1, examples=32, window=window).padding() for window in (1, 50))
+    assert dealt < 0.1 < 0.5 < drawn
 
 
 def test_epochs_differ_and_repeat():

@@ -5,6 +5,7 @@ import gzip
 import pytest
 from tests import corpora
 from tests.image_files import cifar, images_recipe
+from tests.runs import losses
 
 from splitstep.recipe import recipe
 from splitstep.solver.errors import UserError
@@ -53,6 +54,13 @@ def test_training_selects_by_what_the_task_reports(tables, tmp_path):
     for name in (other, "blue"):
         with pytest.raises(UserError, match=f"training.select '{name}'"):
             ready(recipe(corpora.merged(tables, {"training": {"select": name}})))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_check_makes_the_first_update_of_the_run(tables, tmp_path, precision):
+    whole = recipe(corpora.merged(tables, {"training": {"precision": precision, "log_every": 1}}))
+    train(whole, tmp_path / "run")
+    assert check(whole)["first_loss"] == losses(tmp_path / "run")[0]
 
 
 WRONG_TEST_DATA = {

@@ -35,7 +35,7 @@ class Plan:
     `lengths` are the tokens of each example, of its longer side where it has two; `tilts` are how much longer the first
     side is, so that sentences with alike second sides come together too. `repeats` shows every example that often in a
     row of batches, each time with other augmentation (Hoffer et al. 2020), and an epoch then covers a part of the
-    examples.
+    examples. The examples of `window` updates that would follow each other are dealt out to them from short to long.
     """
 
     lengths: Indices
@@ -43,6 +43,7 @@ class Plan:
     tokens: int | None = None
     examples: int | None = None
     repeats: int = 1
+    window: int = 1
     tilts: Indices | None = None
 
     def __post_init__(self) -> None:
@@ -61,14 +62,21 @@ class Plan:
         order = rng.permutation(len(self.lengths))
         if self.examples is not None:
             order, turns = _repeated(order, self.repeats)
-            # An update smaller than the others would weigh its examples more: leave the rest to other epochs.
-            whole = max(len(order) // self.examples, 1)
-            cuts = [slice(i * self.examples, (i + 1) * self.examples) for i in range(whole)]
+            cuts = list(self._dealt(order, self.examples))
+            if self.window > 1:
+                cuts = [cuts[i] for i in rng.permutation(len(cuts))]
             return [Update(number, i, order[cut], turns[cut]) for i, cut in enumerate(cuts)]
         order = order[self._by_size(order)]
         batches = list(self._filled(order))
         shuffled = [batches[i] for i in rng.permutation(len(batches))]
         return [Update(number, i, batch, np.zeros_like(batch)) for i, batch in enumerate(shuffled)]
+
+    def _dealt(self, order: Indices, size: int) -> Iterator[Indices]:
+        """The places in an order that make each update of `size` examples."""
+        # An update smaller than the others would weigh its examples more: leave the rest to other epochs.
+        used = max(len(order) // size, 1) * size
+        for places in _cut(np.arange(len(order))[:used], self.window * size):
+            yield from _cut(places[self._by_size(order[places])] if self.window > 1 else places, size)
 
     def _by_size(self, order: Indices) -> Indices:
         """The places of the examples from short to long; with two sides the tilt goes to and fro, without a leap."""
@@ -106,6 +114,11 @@ class Plan:
     def updates_in(self, epochs: int) -> int:
         """How many updates that many epochs take."""
         return sum(len(self.epoch(number)) for number in range(epochs))
+
+
+def _cut(places: Indices, size: int) -> Iterator[Indices]:
+    for start in range(0, len(places), size):
+        yield places[start : start + size]
 
 
 def _repeated(order: Indices, repeats: int) -> tuple[Indices, Indices]:

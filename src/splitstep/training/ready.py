@@ -135,5 +135,6 @@ def plan(task: Task, settings: Training) -> Plan:
         tokens=settings.tokens_per_update,
         examples=settings.batch_size,
         repeats=settings.repeated_augmentation,
+        window=settings.length_window,
         tilts=task.tilts("train"),
     )

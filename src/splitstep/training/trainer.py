@@ -349,10 +349,11 @@ class SplitstepTrainer(Trainer):
         """Make the first updates, leaving no trace on the disk; the loss of each."""
         batches = iter(self.get_train_dataloader())
         optimizer = self.create_optimizer()
+        model = self.accelerator.prepare_model(self.model)  # in the precision, and compiled, as training has it
         while True:
             samples, _ = self.get_batch_samples(batches, self.args.gradient_accumulation_steps, self.args.device)
-            loss = sum(self.training_step(self.model, inputs).item() for inputs in samples)
-            self._get_grad_norm(self.model)
+            loss = sum(self.training_step(model, inputs).item() for inputs in samples)
+            self._get_grad_norm(model)
             optimizer.step()
             optimizer.zero_grad()
             yield loss
