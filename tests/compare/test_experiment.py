@@ -208,6 +208,33 @@ def _report_can_be_made_again(folder, out):
     assert {"macaron", "parallel"} <= set(words)
 
 
+def test_a_comparison_goes_on_from_what_a_report_keeps_of_it(whole, tmp_path):
+    """Without weights and predictions, and begun before a key of recipes was known."""
+    names = ["transformer", "parallel"]
+    compare(Experiment(tmp_path / "a", whole, names, "none", 1), say=lambda line: None)
+    page.write([tmp_path / "a"], tmp_path / "report")
+    kept = tmp_path / "report" / "a"
+    assert not [path for path in kept.rglob("*") if path.name.startswith("predictions") or path.name == "model"]
+    began = json.loads((kept / "comparison.json").read_text())
+    del began["recipe"]["training"]["length_window"]
+    (kept / "comparison.json").write_text(json.dumps(began))
+    whole_one, from_kept = (
+        compare(Experiment(folder, whole, names, "none", 2), say=lambda line: None) for folder in (tmp_path / "a", kept)
+    )
+    assert _quality(from_kept) == _quality(whole_one)
+    examples = kept / "parallel" / "seed-1" / "examples.json"
+    for damage, complaint in (
+        (lambda text: text[:-9], "examples.json is no JSON, or damaged"),
+        (lambda text: text.replace("perplexity", "bleu"), "is of the measure 'bleu', and the comparison needs 'perp"),
+        (None, "has neither predictions nor examples.json, which a test of significance needs"),
+    ):
+        before = examples.read_text()
+        examples.write_text(damage(before)) if damage else examples.unlink()
+        with pytest.raises(UserError, match=complaint):
+            compare(Experiment(kept, whole, names, "none", 2), say=lambda line: None)
+        examples.write_text(before)
+
+
 def test_a_run_whose_metric_is_no_number_has_failed(whole, tmp_path):
     experiment = Experiment(tmp_path / "a", whole, ["transformer", "parallel"], "none", 2)
     compare(experiment, say=lambda line: None)

@@ -4,9 +4,11 @@ import json
 import shlex
 import sys
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from splitstep.compare import examples
 from splitstep.compare.costs import in_turns
 from splitstep.compare.jobs import Job, finish, threads_of_each
 from splitstep.compare.measures import measure_name
@@ -78,8 +80,10 @@ class Experiment:
     def check(self) -> None:
         """See that the folder is this comparison's, or nobody's."""
         if self.file.is_file():
-            before, now = json.loads(self.file.read_text()), json.loads(json.dumps(self.setup()))
-            changed = differences({key: before[key] for key in now}, now)
+            before = json.loads(self.file.read_text())
+            # Keys that are newer than the comparison have their defaults.
+            began = {"comparison": before["comparison"], "recipe": recipe(before["recipe"]).settings()}
+            changed = differences(*(json.loads(json.dumps(whole)) for whole in (began, self.setup())))
             earlier, asked = changed.pop("comparison.seeds", (0, 0))
             if asked < earlier:
                 raise UserError(
@@ -117,7 +121,10 @@ def compare(experiment: Experiment, *, say: Say) -> dict[str, Any]:
         say(f"{rival.scheme.name}: {rival.parameters.total:,} parameters{f'; adjusted: {changed}' if changed else ''}")
     jobs = experiment.all_runs(rivals)
     data = origin(task)
-    finish([job for job in jobs if not job.finished(data)], at_a_time=experiment.jobs, say=say)
+    left = [job for job in jobs if not job.finished(data)]
+    before = [job for job in jobs if job not in left]
+    for job in chain(before, finish(left, at_a_time=experiment.jobs, say=say)):
+        examples.keep(Run(job.folder), task)
     if not any(Run(job.folder).results() for job in jobs):
         raise RunError(f"not one of {len(jobs)} runs finished; {jobs[0].name} failed: {jobs[0].failure}")
     costs = in_turns(experiment, rivals)

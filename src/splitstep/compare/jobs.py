@@ -69,8 +69,8 @@ class Job:
         return json.loads(whole[-1])["update"] if whole else 0
 
 
-def finish(jobs: list[Job], *, at_a_time: int, say: Say) -> None:
-    """Do what is not done. A run that fails leaves its reason, and the others go on; a signal ends them all."""
+def finish(jobs: list[Job], *, at_a_time: int, say: Say) -> Iterator[Job]:
+    """Do what is not done, each when it is. A run that fails leaves its reason; a signal ends them all."""
     if not jobs:
         return
     begun, before = time.monotonic(), sum(job.done for job in jobs)
@@ -79,6 +79,7 @@ def finish(jobs: list[Job], *, at_a_time: int, say: Say) -> None:
         for number, (job, reason) in enumerate(ended, start=1):
             if reason is None:
                 job.note.unlink(missing_ok=True)
+                yield job
             else:
                 job.note.parent.mkdir(parents=True, exist_ok=True)
                 job.note.write_text(f"{reason}\n", encoding="utf-8")

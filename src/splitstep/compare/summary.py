@@ -1,6 +1,5 @@
 """What the runs of a comparison say: means over seeds, differences with their certainty, claims, and costs."""
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +10,8 @@ import numpy as np
 
 from splitstep.compare.claims import CLAIMS, Claim
 from splitstep.compare.costs import Costs
-from splitstep.compare.measures import MEASURES, Array, measure_name, measure_settings
+from splitstep.compare.examples import held_out, predictions, statistics
+from splitstep.compare.measures import Array, measure_name
 from splitstep.compare.schemes import Contestant
 from splitstep.compare.statistics import LEVEL, Difference, corrected, difference
 from splitstep.recipe import Recipe
@@ -28,7 +28,7 @@ Found = dict[tuple[str, str], dict[str, Any]]  # what is said of a scheme held a
 
 def summary(experiment: "Experiment", rivals: list[Contestant], task: Task, costs: Costs) -> dict[str, Any]:
     """The comparison as its report shows it."""
-    split = "test" if "test" in task.splits else "valid"
+    split = held_out(task)
     entries = {
         rival.scheme.name: Entry(experiment, rival, task, split, costs.get(rival.scheme.name, {})) for rival in rivals
     }
@@ -118,13 +118,7 @@ class Entry:
     @cached_property
     def statistics(self) -> dict[int, Array]:
         """What the measure of the task needs of each example, by seeds."""
-        of_examples, settings = MEASURES[measure_name(self.task)].of_examples, measure_settings(self.task)
-        return {seed: of_examples(self.predictions(run), settings) for seed, (run, _) in self.runs.items()}
-
-    def predictions(self, run: Run) -> list[dict[str, Any]]:
-        """What a run did with each example."""
-        path = run.folder / f"predictions-{self.split}.jsonl"
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return {seed: statistics(run, self.task) for seed, (run, _) in self.runs.items()}
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -141,12 +135,12 @@ class Entry:
     def reached(self, metric: str, convention: str | None) -> list[float]:
         """What the runs reached under a metric of theirs, or under another convention of BLEU."""
         if metric == self.task.metric == "bleu" and convention not in (None, self.task.evaluation.bleu):
-            return [self._bleu(run, convention) for run, _ in self.runs.values()]
+            known = [predictions(run, self.task) for run, _ in self.runs.values()]
+            return [self._bleu(rows, convention) for rows in known if rows is not None]
         measured = [results["metrics"][self.split] for _, results in self.runs.values()]
         return [found[metric] for found in measured if metric in found]
 
-    def _bleu(self, run: Run, convention: str) -> float:
-        rows = self.predictions(run)
+    def _bleu(self, rows: list[dict[str, Any]], convention: str) -> float:
         texts = ([row[key] for row in rows] for key in ("hypothesis", "reference"))
         return bleu(*texts, convention=convention, language=self.task.data.target)[0]
 

@@ -9,7 +9,15 @@ from splitstep.reports.published import beside
 from splitstep.solver.errors import UserError
 
 # The files of a run or a comparison that its report is made of.
-EVIDENCE = ("results.json", "comparison.json", "recipe.toml", "metrics.jsonl", "environment.json")
+EVIDENCE = (
+    "results.json",
+    "comparison.json",
+    "costs.json",
+    "recipe.toml",
+    "metrics.jsonl",
+    "environment.json",
+    "examples.json",
+)
 
 
 def results_of(folder: Path) -> dict[str, Any]:
