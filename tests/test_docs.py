@@ -5,10 +5,12 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from splitstep.recipe import recipe
 from splitstep.reports import drawing, page
 from splitstep.reports.read import results_of
 
@@ -37,6 +39,12 @@ def test_the_python_of_the_readme_runs_and_prints_what_its_comments_say(capsys):
     exec(compile(code, "README.md", "exec"), {})
     promised = [match[1].split(":")[0].strip() for match in re.finditer(r"print\(.*\)\s+# (.*)", code)]
     assert capsys.readouterr().out.splitlines() == promised
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.stem)
+def test_the_recipes_of_the_documents_are_recipes(page):
+    for text in re.findall(r"```toml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        recipe(tomllib.loads(text))
 
 
 def test_the_results_are_what_the_report_makes_of_the_runs_beside_them():

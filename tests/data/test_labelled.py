@@ -89,7 +89,25 @@ def _aan(folder):
     return [(("one text", "another"), "cites"), (("c", "d"), "unrelated")]
 
 
+def _csv(folder):
+    (folder / "x").write_text('id,label,text\n1,yes,"one, ""two""\nthree"\r\n\n2,no,ü\n')
+    return [(('one, "two"\nthree',), "yes"), (("ü",), "no")]
+
+
+def _tsv(folder):
+    (folder / "x").write_text('text\tlabel\n"one, two\t1\nü\t0\n')
+    return [(('"one, two',), "1"), (("ü",), "0")]
+
+
+def _jsonl(folder):
+    (folder / "x").write_text('{"text": "one\\ntwo", "label": 1, "more": [1]}\n{"label": "b", "text": "ü"}\n')
+    return [(("one\ntwo",), "1"), (("ü",), "b")]
+
+
 WRITERS = {
+    "csv": _csv,
+    "tsv": _tsv,
+    "jsonl": _jsonl,
     "ag-news": _ag_news,
     "imdb": _imdb,
     "trec": _trec,
@@ -122,6 +140,14 @@ def test_columns_are_chosen_by_name_and_joined_with_a_plus(tmp_path):
 @pytest.mark.parametrize(
     ("name", "bad", "complaint"),
     [
+        ("csv", "1,2", "2 columns instead of 3"),
+        ("csv", '1,a,"b" c', "no row of a table"),
+        ("csv", '1,a,"open', "no row of a table"),
+        ("csv", "1,a,\0", "a NUL byte in a text"),
+        ("tsv", "a\tb\tc", "3 columns instead of 2"),
+        ("jsonl", "{", "no JSON"),
+        ("jsonl", "[1]", "no JSON object"),
+        ("jsonl", '{"text": null, "label": 1}', "unknown data.texts 'text'"),
         ("ag-news", '"1","only two"', "2 columns instead of 3"),
         ("ag-news", '"3","T","d"', "label '3' is none of 1, 2"),
         ("ag-news", '"1","T","open', "no row of comma-separated values"),
@@ -145,6 +171,20 @@ def test_a_malformed_row_is_named_with_its_line_or_counted_and_left_out(name, ba
     assert read(tmp_path, name, "x", reading=Reading("skip", said.append)) == good
     (note,) = said
     assert note.startswith(f"1 of {len(good) + 1} rows of x are malformed and left out; the first: ")
+
+
+def test_a_table_of_ones_own_has_a_header_and_columns_of_any_name(tmp_path):
+    (tmp_path / "x").write_text("premise,hypothesis,score\na,b,0.5\n")
+    chosen = {"texts": ["premise", "hypothesis"], "label": "score"}
+    assert read(tmp_path, "csv", "x", **chosen) == [(("a", "b"), "0.5")]
+    with pytest.raises(UserError, match=r"x, line 2: unknown data.texts 'premis'; .*did you mean 'premise'"):
+        read(tmp_path, "csv", "x", texts=["premis"], label="score")
+    (tmp_path / "x").write_text("text,text\na,b\n")
+    with pytest.raises(UserError, match="x, line 1: the header has to name each column once, got 'text', 'text'"):
+        read(tmp_path, "csv", "x")
+    (tmp_path / "x").write_text("text,\0label\na,b\nc,d\n")
+    with pytest.raises(UserError, match="x, line 1: a NUL byte in a text"):
+        read(tmp_path, "csv", "x", reading=Reading("skip"))
 
 
 def test_a_listops_file_without_its_header_is_another_file(tmp_path):

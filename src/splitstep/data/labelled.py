@@ -1,13 +1,15 @@
-"""Labelled examples in the layouts they were published in: one or two texts and a label.
+"""Labelled examples in the layouts they were published in, or as tables of one's own: one or two texts and a label.
 
 An image is a text too: the grey values of its pixels, row by row, as words.
 """
 
 import csv
 import hashlib
+import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +22,7 @@ from splitstep.data.files import PACKERS, STRICT, BadRowError, Reading, checksum
 from splitstep.solver.errors import UserError, unknown
 
 Record = tuple[str, Any]  # where it stands, and what stands there or what is wrong with it
+Row = Sequence[str] | Mapping[str, str]  # cells in the order of a format's columns, or by their names
 
 
 class Example(NamedTuple):
@@ -32,11 +35,11 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True)
 class Format:
-    """A published layout: records of a file, each a row of named columns."""
+    """A layout: records of a file, each a row of named columns."""
 
-    columns: tuple[str, ...]
+    columns: tuple[str, ...] | None  # None: the file names its own
     records: Callable[[Path, str], Iterator[Record]]  # of a file of a folder, by its name
-    row: Callable[[Any], Sequence[str]]  # a record as columns, or a BadRowError
+    row: Callable[[Any], Row]  # a record as columns, or a BadRowError
     text: str  # the column that is read, unless the recipe names others
     label: str  # the column that is learnt, likewise
     files: Callable[[Path, str], list[Path]] = lambda folder, name: [find(folder, name)]
@@ -61,23 +64,34 @@ class Choice:
         format = FORMATS[name]  # noqa: A001
         usual = [format.text] if format.pair is None else [format.text, format.pair]
         chosen = cls(format, tuple(tuple(text.split("+")) for text in texts or usual), label or format.label)
-        named = [("texts", column) for text in chosen.texts for column in text] + [("label", chosen.label)]
-        for key, column in named:
-            if column not in format.columns:
-                raise unknown(f"data.{key}", column, format.columns)
+        if format.columns is not None:
+            chosen.check(format.columns, UserError)
         return chosen
 
-    def example(self, row: Sequence[str], place: str) -> Example:
+    def check(self, columns: Iterable[str], error: type[Exception]) -> None:
+        """Whether what was chosen is there."""
+        named = [("texts", column) for text in self.texts for column in text] + [("label", self.label)]
+        for key, column in named:
+            if column not in columns:
+                raise error(str(unknown(f"data.{key}", column, columns)))
+
+    def example(self, row: Row, place: str) -> Example:
         """The chosen columns of a row."""
-        if len(row) != len(self.format.columns):
-            raise BadRowError(f"{len(row)} columns instead of {len(self.format.columns)}")
-        cells = dict(zip(self.format.columns, row, strict=True))
+        cells = row if isinstance(row, Mapping) else named_cells(self.format.columns or (), row)
+        self.check(cells, BadRowError)
         texts = tuple(" ".join(cells[column] for column in text) for text in self.texts)
         return Example(texts, cells[self.label], place)
 
     def names(self, folder: Path) -> dict[str, str]:
         """What each label is called, in the order of their numbers; nothing where only the examples tell."""
         return self.format.names(folder) if self.label == self.format.label else {}
+
+
+def named_cells(columns: Sequence[str], row: Sequence[str]) -> dict[str, str]:
+    """The cells of a row by the names of their columns."""
+    if len(row) != len(columns):
+        raise BadRowError(f"{len(row)} columns instead of {len(columns)}")
+    return dict(zip(columns, row, strict=True))
 
 
 def examples(choice: Choice, folder: Path, name: str, reading: Reading = STRICT) -> Iterator[Example]:
@@ -127,6 +141,71 @@ def _listops_lines(folder: Path, name: str) -> Iterator[Record]:
     if header != listops.HEADER:
         raise UserError(f"{place}: the header is {header[:40]!r}, not {listops.HEADER!r}")
     return rows
+
+
+# Tables of one's own: columns named by the header, or by each record
+
+
+def _table_records(folder: Path, name: str, *, dialect: type[csv.Dialect]) -> Iterator[Record]:
+    """Header and cells of each row. One that is quoted may go over several lines; empty lines are passed over."""
+    path = find(folder, name)
+    wrong: list[BadRowError] = []
+
+    def physical() -> Iterator[str]:
+        for _, line in placed_lines(path):
+            if isinstance(line, BadRowError):
+                wrong.append(line)
+            yield "\n" if isinstance(line, BadRowError) else f"{line}\n"
+
+    reader = csv.reader(physical(), dialect)
+    header: list[str] | None = None
+    while True:
+        place = f"{path}, line {reader.line_num + 1}"
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            wrong.append(BadRowError(f"no row of a table ({error})"))
+            cells = []
+        if cells is None:
+            return
+        if header is None and (wrong or cells):
+            header = _header(cells, place, wrong)
+        elif wrong or cells:
+            yield place, wrong.pop() if wrong else (header, cells)
+        wrong.clear()
+
+
+def _header(cells: list[str], place: str, wrong: list[BadRowError]) -> list[str]:
+    if wrong:
+        raise UserError(f"{place}: {wrong[0]}")
+    names = [cell.strip() for cell in cells]
+    if len(set(names)) < len(names) or not all(names):
+        raise UserError(f"{place}: the header has to name each column once, got {', '.join(map(repr, cells))}")
+    return names
+
+
+def _table_row(record: tuple[list[str], list[str]]) -> Mapping[str, str]:
+    return named_cells(*record)
+
+
+class _Commas(csv.excel):
+    strict = True
+
+
+class _Tabs(csv.excel_tab):
+    quoting = csv.QUOTE_NONE  # a quotation mark is one; a cell has no tab and no line end
+    quotechar = None
+
+
+def _json_row(line: str) -> Mapping[str, str]:
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise BadRowError(f"no JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise BadRowError(f"no JSON object, but {line[:40]!r}")
+    scalars = {key: value for key, value in found.items() if isinstance(value, str | int | float)}
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in scalars.items()}
 
 
 # AG News (Zhang et al. 2015)
@@ -277,8 +356,15 @@ def _aan_row(line: str) -> Sequence[str]:
 _AAN_LABELS = {"0": "unrelated", "1": "cites", "0.0": "unrelated", "1.0": "cites"}
 
 
+def _own(records: Callable[[Path, str], Iterator[Record]], row: Callable[[Any], Row]) -> Format:
+    return Format(columns=None, records=records, row=row, text="text", label="label")
+
+
 # A new layout is one entry.
 FORMATS: dict[str, Format] = {
+    "csv": _own(partial(_table_records, dialect=_Commas), _table_row),
+    "tsv": _own(partial(_table_records, dialect=_Tabs), _table_row),
+    "jsonl": _own(_lines, _json_row),
     "ag-news": Format(
         columns=("class", "title", "description"),
         records=_lines,
