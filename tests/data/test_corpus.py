@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binomtest, chisquare
+from scipy.stats import binomtest, chi2_contingency, chisquare
+from sklearn.tree import DecisionTreeClassifier
 
 from splitstep.data.cache import Ragged
 from splitstep.data.corpus import PAIRINGS, Corpus, drawn, open_spans, truncated, write_spans
@@ -68,12 +69,13 @@ def test_the_longer_passage_is_cut_first_until_both_fit(a, b, room, seed):
 DOCUMENTS = [[4, 3, 5, 2, 6, 3], [2, 2, 7], [5, 1], [3, 3, 3, 3, 9]]
 
 
-def test_real_pairs_follow_in_their_document_and_the_others_are_from_another():
+@pytest.mark.parametrize("pairing", PAIRINGS)
+def test_real_pairs_follow_in_their_document_and_the_others_are_from_another(pairing):
     whole, room = corpus(DOCUMENTS), 12
     real = 0
     for seed in range(2000):
         rng = np.random.default_rng(seed)
-        pair = drawn(whole, (0, 4), rng, room=room)
+        pair = drawn(whole, (0, 4), rng, pairing=pairing, room=room)
         assert 2 <= len(pair.first) + len(pair.second) <= room
         own = whole.tokens(*whole.document_of(0))
         assert np.isin(pair.first, own).all()
@@ -85,6 +87,36 @@ def test_real_pairs_follow_in_their_document_and_the_others_are_from_another():
         assert len(others) == 1
         real += pair.follows
     assert binomtest(real, 2000, 0.5).pvalue > 0.001
+
+
+@pytest.mark.parametrize(("pairing", "room"), [("packed", 40), ("packed", 125), ("sentences", 40), ("sentences", 381)])
+def test_nothing_but_the_words_tells_real_pairs_from_others(tmp_path, pairing, room):
+    """How long passages are, and whether they begin and end with a sentence: a guesser by these gains nothing."""
+    rng = np.random.default_rng(7)
+    shape = [(1 + rng.geometric(1 / 20, rng.integers(2, 40))).tolist() for _ in range(300)]
+    whole = corpus(shape)
+    write_spans(tmp_path / "spans", whole, pairing, room)
+    spans = open_spans(tmp_path / "spans")
+    starts, ends = {0, *whole.sentences.ends.tolist()}, set(whole.sentences.ends.tolist())
+    clues, real = [], []
+    for number in range(8000):
+        rng = np.random.default_rng([7, number])
+        pair = drawn(whole, tuple(spans[rng.integers(len(spans))]), rng, pairing=pairing, room=room)
+        parts = (pair.first, pair.second)
+        edges = [int(part[0]) in starts for part in parts] + [int(part[-1]) + 1 in ends for part in parts]
+        inside = sum(int(token) + 1 in ends for token in pair.second)
+        full = len(pair.first) + len(pair.second) >= room
+        clues.append((*edges, full, min(inside, 4), min(len(pair.second) // 12, 4)))
+        real.append(pair.follows)
+    tellers, answers = np.asarray(clues).astype(int), np.asarray(real)
+    for clue in tellers.T:
+        table = [[np.sum((clue == value) & (answers == truth)) for value in np.unique(clue)] for truth in (0, 1)]
+        if len(table[0]) > 1:
+            assert chi2_contingency(table).pvalue > 0.001, table
+    # All clues together, fitted on one half of the pairs and asked about the other.
+    guesser = DecisionTreeClassifier(min_samples_leaf=50).fit(tellers[::2], answers[::2])
+    right = int(np.sum(guesser.predict(tellers[1::2]) == answers[1::2]))
+    assert binomtest(right, len(answers[1::2]), 0.5, alternative="greater").pvalue > 0.001
 
 
 @pytest.mark.parametrize("length", [7, 24, 125])

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,10 @@ from numpy.typing import NDArray
 from splitstep.data.cache import Ragged, beside, mapped
 
 Tokens = NDArray[np.int32]
+Places = NDArray[np.int64]
 Spans = NDArray[np.int64]  # rows of (first sentence, the one after the last)
+
+TRIED = 256  # sentences of other documents to begin with, of which one nearly always has the length that is sought
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,11 @@ class Corpus:
         ends = self.sentences.ends
         return self.sentences.tokens[ends[start - 1] if start else 0 : ends[end - 1]]
 
+    @property
+    def documents_with_text(self) -> int:
+        """How many documents have a sentence."""
+        return int(np.count_nonzero(np.diff(self.documents, prepend=0)))
+
     def document_of(self, sentence: int) -> tuple[int, int]:
         """The first sentence of the document that a sentence is in, and the one after its last."""
         number = int(np.searchsorted(self.documents, sentence, side="right"))
@@ -55,6 +64,21 @@ class Corpus:
         ends = self.sentences.ends
         before = np.where(spans[:, 0] > 0, ends[spans[:, 0] - 1], 0)
         return ends[spans[:, 1] - 1] - before
+
+
+class Gap(NamedTuple):
+    """What a passage of another document takes the place of."""
+
+    behind: int  # how many sentences the passage before it has
+    sentences: int
+    size: int  # tokens
+    last: int  # those of its last sentence
+    room: int  # tokens until the pair is full
+
+    @property
+    def just_filled(self) -> bool:
+        """Whether it is the last sentence that fills the room."""
+        return self.size - self.last < max(self.room, 1) <= self.size
 
 
 def packed(lengths: NDArray[np.int64], room: int) -> Iterator[tuple[int, int]]:
@@ -78,10 +102,45 @@ def neighbours(lengths: NDArray[np.int64], room: int) -> Iterator[tuple[int, int
     return ((place, place + 2) for place in range(len(lengths) - 1))
 
 
+def filling(corpus: Corpus, starts: Places, limits: Places, gap: Gap, rng: np.random.Generator) -> tuple[int, int]:
+    """Sentences that fill the room as those of `packed` do; where the real ones do not, some that are like them."""
+    before = np.where(starts > 0, corpus.sentences.ends[starts - 1], 0)
+    ends = np.searchsorted(corpus.sentences.ends, before + max(gap.room, 1)) + 1
+    # A span of n sentences is cut in two at one of n - 1 places: each of them is as likely as the span is short.
+    chances = (ends <= limits) / (gap.behind + ends - starts - 1)
+    if not gap.just_filled or not chances.any():
+        return alike(corpus, starts, limits, gap, rng)
+    chosen = int(rng.choice(len(starts), p=chances / chances.sum()))
+    return int(starts[chosen]), int(ends[chosen])
+
+
+def alike(corpus: Corpus, starts: Places, limits: Places, gap: Gap, rng: np.random.Generator) -> tuple[int, int]:
+    """As many sentences, and as nearly as many tokens as can be found."""
+    ends = starts + gap.sentences
+    spans = np.stack([starts, np.minimum(ends, limits)], axis=1)
+    sizes = corpus.sizes(spans)
+    # Where the pair fits, a longer one would have to be cut, which the real one is not.
+    most = gap.size if gap.size <= gap.room else sizes.max()
+    order = np.lexsort((np.abs(sizes - gap.size), sizes > most, ends > limits))
+    return int(spans[order[0], 0]), int(spans[order[0], 1])
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Which sentences of a document make a pair, and which of other documents' takes the place of the second part.
+
+    The latter are chosen among starts, before the ends of their documents. Neither length nor number nor a cut may
+    tell them from the real ones: a model that could see it by these would learn nothing of what they say.
+    """
+
+    spans: Callable[[NDArray[np.int64], int], Iterator[tuple[int, int]]]
+    elsewhere: Callable[[Corpus, Places, Places, Gap, np.random.Generator], tuple[int, int]]
+
+
 # A new way to make pairs of a document is one entry.
-PAIRINGS: dict[str, Callable[[NDArray[np.int64], int], Iterator[tuple[int, int]]]] = {
-    "packed": packed,
-    "sentences": neighbours,
+PAIRINGS = {
+    "packed": Pairing(packed, filling),
+    "sentences": Pairing(neighbours, alike),
 }
 
 
@@ -97,7 +156,7 @@ def _spans(corpus: Corpus, pairing: str, room: int) -> Iterator[tuple[int, int]]
     start, tokens, ends = 0, 0, corpus.sentences.ends
     for end in map(int, corpus.documents):
         if end > start:
-            for first, last in PAIRINGS[pairing](np.diff(ends[start:end], prepend=tokens), room):
+            for first, last in PAIRINGS[pairing].spans(np.diff(ends[start:end], prepend=tokens), room):
                 yield start + first, start + last
             start, tokens = end, int(ends[end - 1])
 
@@ -116,32 +175,27 @@ class Pair:
     follows: bool
 
 
-def drawn(corpus: Corpus, span: tuple[int, int], rng: np.random.Generator, *, room: int) -> Pair:
-    """The sentences of a span cut in two somewhere; in half of all draws the second part is from another document.
-
-    Such a part is as long as the one it stands for, where its document does not end before.
-    """
+def drawn(corpus: Corpus, span: tuple[int, int], rng: np.random.Generator, *, pairing: str, room: int) -> Pair:
+    """The sentences of a span cut in two somewhere; in half of all draws the second part is from another document."""
     start, end = span
     cut = int(rng.integers(start + 1, end))
     follows = bool(rng.random() < 0.5)
     first, second = corpus.tokens(start, cut), corpus.tokens(cut, end)
     size = min(len(first) + len(second), room)
     if not follows:
-        second = elsewhere(corpus, start, rng, least=len(second))
+        gap = Gap(cut - start, end - cut, len(second), len(corpus.tokens(end - 1, end)), room - len(first))
+        starts, limits = others(corpus, start, rng)
+        second = corpus.tokens(*PAIRINGS[pairing].elsewhere(corpus, starts, limits, gap, rng))
     first, second = truncated(first, second, rng, room=size)
     return Pair(first, second, follows)
 
 
-def elsewhere(corpus: Corpus, sentence: int, rng: np.random.Generator, *, least: int) -> Tokens:
-    """Sentences from a random one on, in another document than a sentence's: until there are so many tokens."""
+def others(corpus: Corpus, sentence: int, rng: np.random.Generator) -> tuple[Places, Places]:
+    """Random sentences of other documents than a sentence's, and where their documents end."""
     first, last = corpus.document_of(sentence)
-    start = int(rng.integers(len(corpus.sentences) - (last - first)))
-    start += (last - first) * (start >= first)
-    ends = corpus.sentences.ends
-    _, limit = corpus.document_of(start)
-    before = int(ends[start - 1]) if start else 0
-    end = int(np.searchsorted(ends[start:limit], before + least)) + start + 1
-    return corpus.tokens(start, min(end, limit))
+    starts = rng.integers(len(corpus.sentences) - (last - first), size=TRIED)
+    starts += (last - first) * (starts >= first)
+    return starts, corpus.documents[np.searchsorted(corpus.documents, starts, side="right")]
 
 
 def truncated(first: Tokens, second: Tokens, rng: np.random.Generator, *, room: int) -> tuple[Tokens, Tokens]:

@@ -143,7 +143,7 @@ class PreTraining(Task):
         """The documents of a split as tokens."""
         if split not in self._corpora:
             self._corpora[split] = Corpus.open(self._tokenised(split) / "sentences")
-            if len(self._corpora[split].documents) < 2:
+            if self._corpora[split].documents_with_text < 2:
                 raise UserError(f"the {split} text has fewer than two documents of two sentences or more")
         return self._corpora[split]
 
@@ -231,7 +231,7 @@ class PreTraining(Task):
         """Tokens, types, what the model sees, which tokens are its targets, and whether the second part follows."""
         rng = np.random.default_rng((seed, epoch, index))
         start, end = map(int, self.spans(split)[index])
-        pair = corpus.drawn(self.corpus(split), (start, end), rng, room=self._room)
+        pair = corpus.drawn(self.corpus(split), (start, end), rng, pairing=self.data.pairs, room=self._room)
         begin, divide = ([self._ids[role]] for role in ("bos", "eos"))
         tokens = np.concatenate([begin, pair.first, divide, pair.second, divide]).astype(np.int32)
         types = np.repeat([0, 1], [len(pair.first) + 2, len(pair.second) + 1]).astype(np.int32)
