@@ -151,7 +151,7 @@ def results() -> str:
             f"{NAMES.get(row['metric'], row['metric'])} {quality(row)}",
             gap(row),
             chance(row["p_corrected"], compared) if "p_corrected" in row else "",
-            verdict(row, baseline="difference" not in row),
+            verdict(row, baseline=row is compared["schemes"][0]),
             count(row["body"]),
             count(row["flops"]),
         ]

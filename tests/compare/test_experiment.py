@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from html import escape, unescape
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -14,7 +15,7 @@ from tests import corpora
 from typer.testing import CliRunner
 
 from splitstep.cli import app
-from splitstep.compare.claims import CLAIMS
+from splitstep.compare.claims import CLAIMS, claims_among
 from splitstep.compare.experiment import Experiment, compare
 from splitstep.compare.measures import MEASURES, measure_name
 from splitstep.compare.schemes import Scheme, contestants, shares_weights, width_step
@@ -188,8 +189,9 @@ def test_a_comparison_goes_on_where_it_was_and_ends_the_same(whole, tmp_path, mo
     assert _quality(compare(other, say=lambda line: None)) == _quality(first)
     with pytest.raises(UserError, match=r"holds another comparison: comparison.match was 'none', now 'flops'"):
         compare(Experiment(tmp_path / "b", whole, names, "flops", 2), say=lambda line: None)
-    with pytest.raises(UserError, match=r"b has 2 seeds a scheme; to leave some out would choose by the result"):
-        compare(Experiment(tmp_path / "b", whole, names, "none", 1), say=lambda line: None)
+    for fewer, seeds in (names, 1), (["transformer", "macaron:1", "parallel:1"], 2):
+        with pytest.raises(UserError, match=r"b has 2 seeds of .*; to leave some out would choose by the result"):
+            compare(Experiment(tmp_path / "b", whole, fewer, "none", seeds), say=lambda line: None)
     before = (tmp_path / "b" / "costs.json").read_text()
     faster = Experiment(tmp_path / "b", whole, names, "none", 2, jobs=2)
     assert _quality(compare(faster, say=lambda line: None)) == _quality(first)
@@ -218,8 +220,10 @@ def test_a_comparison_goes_on_from_what_a_report_keeps_of_it(whole, tmp_path):
     began = json.loads((kept / "comparison.json").read_text())
     del began["recipe"]["training"]["length_window"]
     (kept / "comparison.json").write_text(json.dumps(began))
+    shutil.move(tmp_path / "data", tmp_path / "moved")
+    moved = recipe(corpora.merged(whole.settings(), {"data": {"root": str(tmp_path / "moved")}}))
     whole_one, from_kept = (
-        compare(Experiment(folder, whole, names, "none", 2), say=lambda line: None) for folder in (tmp_path / "a", kept)
+        compare(Experiment(folder, moved, names, "none", 2), say=lambda line: None) for folder in (tmp_path / "a", kept)
     )
     assert _quality(from_kept) == _quality(whole_one)
     examples = kept / "parallel" / "seed-1" / "examples.json"
@@ -231,7 +235,7 @@ def test_a_comparison_goes_on_from_what_a_report_keeps_of_it(whole, tmp_path):
         before = examples.read_text()
         examples.write_text(damage(before)) if damage else examples.unlink()
         with pytest.raises(UserError, match=complaint):
-            compare(Experiment(kept, whole, names, "none", 2), say=lambda line: None)
+            compare(Experiment(kept, moved, names, "none", 2), say=lambda line: None)
         examples.write_text(before)
 
 
@@ -272,6 +276,35 @@ def test_a_run_that_fails_is_shown_and_the_others_go_on(whole, tmp_path, monkeyp
     assert "macaron: failed" in tables.sentence(results)
     assert "out of luck &lt;script&gt;" in page.page([tmp_path / "a"])
     assert "- macaron, seed-1: out of luck <script>" in page.markdown([tmp_path / "a"])
+
+
+def test_a_scheme_that_cannot_be_trained_leaves_the_others_their_costs(whole, tmp_path):
+    experiment = Experiment(tmp_path / "a", whole, ["transformer", "parallel/step_size=1e38", "macaron"], "none", 1)
+    first, wild, third = compare(experiment, say=lambda line: None)["schemes"]
+    assert "not finite" in wild["failed"]["seed-1"]
+    assert (wild["tokens_per_second"], wild["latency_seconds"]) == (None, None)
+    for row in (first, third):
+        assert row["tokens_per_second"] > 0
+        assert row["latency_seconds"] > 0
+
+
+def test_costs_that_are_missing_are_measured_when_they_can_be(whole, tmp_path, monkeypatch):
+    from splitstep.training import trials
+
+    def unmeasured(recipes, **how):
+        raise MemoryError("out of memory")
+
+    said, experiment = [], Experiment(tmp_path / "a", whole, ["transformer", "parallel"], "none", 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(trials, "paces", unmeasured)
+        rows = compare(experiment, say=said.append)["schemes"]
+    assert "seconds an update could not be measured: out of memory" in said
+    assert [row["tokens_per_second"] for row in rows] == [None, None]
+    before = json.loads((tmp_path / "a" / "costs.json").read_text())
+    rows = compare(experiment, say=said.append)["schemes"]
+    after = json.loads((tmp_path / "a" / "costs.json").read_text())
+    assert all(row["tokens_per_second"] > 0 for row in rows)
+    assert [costs["latency_seconds"] for costs in after.values()] == [c["latency_seconds"] for c in before.values()]
 
 
 def test_where_the_baseline_fails_the_others_are_still_measured_on_the_test_split(whole, tmp_path, monkeypatch):
@@ -353,14 +386,27 @@ def test_published_bleu_stands_beside_ours_by_its_own_convention(tmp_path):
 def test_a_claim_is_answered_only_where_its_premise_holds(whole):
     names = ["transformer", "parallel", "transevolve-full-1"]
     claims = {claim.scheme: claim for claim in CLAIMS if claim.other == "transformer"}
-    for rate, said in ((0.0, ""), (0.1, "dropout is 0.1, the claim is of 0")):
-        base, parallel, evolved = contestants(
-            recipe(corpora.merged(whole.settings(), {"model": {"dropout": rate}})), names, "none"
-        )
+    for rates, said in (
+        ({}, ""),
+        ({"dropout": 0.1}, "dropout is 0.1, the claim is of 0"),
+        (
+            {"drop_path": 0.2, "activation_dropout": 0.1},
+            "activation_dropout is 0.1, drop_path is 0.2, the claim is of 0",
+        ),
+    ):
+        base, parallel, evolved = contestants(recipe(corpora.merged(whole.settings(), {"model": rates})), names, "none")
         assert claims["parallel"].differs(parallel, base) == said
         fewer = evolved.parameters.body < base.parameters.body
         assert bool(claims["transevolve-full-1"].differs(evolved, base)) == (not fewer)
     assert "parameters in the layers" in claims["transevolve-full-1"].differs(base, base)
+
+
+def test_fewer_sets_of_weights_are_held_against_the_next_more():
+    sharing = [f"parallel/num_independent_layers={count}" for count in (1, 6, 3)]
+    found = claims_among(["transformer", "parallel", *sharing])
+    pairs = [(claim.scheme, claim.other) for claim in found]
+    assert pairs == [("parallel", "transformer"), *pairwise(["parallel", sharing[1], sharing[2], sharing[0]])]
+    assert claims_among(["transformer", *sharing]) == []
 
 
 @pytest.mark.parametrize("unit", ["tokens", "images", "examples"])

@@ -43,7 +43,7 @@ def test_whatever_a_run_raises_is_its_failure_and_the_others_go_on(tmp_path, mon
 
     monkeypatch.setattr(engine, "train", train)
     first, second, third = _jobs(tmp_path, 3)
-    finish([first, second, third], at_a_time=1, say=_nothing)
+    list(finish([first, second, third], at_a_time=1, say=_nothing))
     assert done == ["run-0", "run-1", "run-2"]
     assert (first.failure, third.failure) == (None, None)
     assert second.failure == (str(error) or "MemoryError")
@@ -59,7 +59,7 @@ def test_what_ends_a_command_is_no_failure_of_a_run(tmp_path, monkeypatch, stop)
     monkeypatch.setattr(engine, "train", train)
     (job, *others) = _jobs(tmp_path, 2)
     with pytest.raises(stop):
-        finish([job, *others], at_a_time=1, say=_nothing)
+        list(finish([job, *others], at_a_time=1, say=_nothing))
     assert job.failure is None
 
 
@@ -90,7 +90,7 @@ FAILURES = {
 def test_a_process_that_fails_leaves_its_reason(tmp_path, monkeypatch):
     started = _children(monkeypatch, *FAILURES)
     own = _jobs(tmp_path, len(FAILURES))
-    finish(own, at_a_time=2, say=_nothing)
+    list(finish(own, at_a_time=2, say=_nothing))
     assert len(started) == len(FAILURES)
     assert [job.failure for job in own] == list(FAILURES.values())
 
@@ -102,7 +102,7 @@ def test_a_signal_reaches_all_processes_and_no_other_starts(tmp_path, monkeypatc
     threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
     begun = time.monotonic()
     with pytest.raises(SystemExit) as end:
-        finish(_jobs(tmp_path, 4), at_a_time=2, say=_nothing)
+        list(finish(_jobs(tmp_path, 4), at_a_time=2, say=_nothing))
     assert end.value.code == 128 + number
     assert [process.poll() for process in started] == [128 + number] * 2
     assert time.monotonic() - begun < 20
@@ -112,7 +112,7 @@ def test_a_signal_reaches_all_processes_and_no_other_starts(tmp_path, monkeypatc
 def test_a_process_that_was_told_to_end_ends_the_others(tmp_path, monkeypatch, end):
     started = _children(monkeypatch, end, "exec sleep 30", "exec sleep 30")
     with pytest.raises(SystemExit) as raised:
-        finish(_jobs(tmp_path, 3), at_a_time=2, say=_nothing)
+        list(finish(_jobs(tmp_path, 3), at_a_time=2, say=_nothing))
     assert raised.value.code in jobs.STOPPED
     assert len(started) == 2
     assert None not in [process.poll() for process in started]
@@ -159,8 +159,8 @@ def test_a_child_ends_with_its_parent():
 
 
 def _quality(folder):
-    clock = ("seconds", "tokens_per_second", "peak_memory_bytes", "latency_seconds")
-    return [{key: value for key, value in row.items() if key not in clock} for row in results(folder)["schemes"]]
+    columns = ("name", "mean", "std", "values", "seeds", "difference", "interval", "p_value", "p_corrected", "verdict")
+    return [{key: row.get(key) for key in columns} for row in results(folder)["schemes"]]
 
 
 def _compared(words, log):

@@ -121,7 +121,7 @@ def test_results_without_the_parameters_in_the_layers_can_be_shown(tmp_path):
     for row in rows:
         del row["body"]
     folder = _folder(tmp_path / "a", _results(*rows))
-    assert "| 1 | - | - | 1 |" in page.markdown([folder])
+    assert "| 1 | - | - | - | 1 |" in page.markdown([folder])
     assert "<section>" in page.page([folder])
 
 

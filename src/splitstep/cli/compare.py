@@ -51,7 +51,7 @@ def compare(
     from splitstep.compare.experiment import compare as compared
     from splitstep.reports import page, tables
 
-    experiment = Experiment(folder, runs[0][1], schemes.split(","), match, seeds, jobs)
+    experiment = Experiment(folder, runs[0][1], [name.strip() for name in schemes.split(",")], match, seeds, jobs)
     results = compared(experiment, say=lambda line: typer.echo(line, err=True))
     report = page.write([folder], folder)
     if as_json:

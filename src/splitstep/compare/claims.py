@@ -1,7 +1,9 @@
 """What the papers say of their schemes, so that a comparison can answer whether it holds at its scale."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from itertools import pairwise
 
 from splitstep.compare.schemes import Contestant, shares_weights
 
@@ -23,9 +25,13 @@ def weights_shared(scheme: Contestant, other: Contestant) -> str:
 
 
 def no_dropout(scheme: Contestant, other: Contestant) -> str:
-    """The claim is of training without dropout."""
-    rates = sorted({scheme.config.dropout, other.config.dropout} - {0.0})
-    return f"dropout is {' and '.join(map(str, rates))}, the claim is of 0" if rates else ""
+    """The claim is of training without dropout, of whatever kind."""
+    rates = {key: max(getattr(one.config, key) or 0.0 for one in (scheme, other)) for key in NOISE}
+    found = ", ".join(f"{key} is {rate}" for key, rate in rates.items() if rate)
+    return f"{found}, the claim is of 0" if found else ""
+
+
+NOISE = ("dropout", "embedding_dropout", "attention_dropout", "activation_dropout", "classifier_dropout", "drop_path")
 
 
 @dataclass(frozen=True)
@@ -56,20 +62,24 @@ CLAIMS = (
     Claim("macaron", "transformer", "Macaron is better than the Transformer", LU),
     Claim("parallel", "transformer", "the parallel layer is better than the sequential one", ZHONG, differs=no_dropout),
     Claim("parallel-rk4", "parallel", "RK4 is better than Euler's method for the parallel layer", ZHONG),
-    Claim(
-        "parallel",
-        "parallel/num_independent_layers=3",
-        "quality falls when layers share weights",
-        ZHONG,
-        differs=weights_shared,
-    ),
-    Claim(
-        "parallel",
-        "parallel/num_independent_layers=1",
-        "quality falls when all layers share weights",
-        ZHONG,
-        differs=weights_shared,
-    ),
     Claim("transevolve-full-1", "transformer", AS_WELL, DUTTA, True, fewer_in_the_layers),
     Claim("transevolve-random-1", "transformer", f"{AS_WELL} and random rotations", DUTTA, True, fewer_in_the_layers),
 )
+
+
+def claims_among(names: Collection[str]) -> list[Claim]:
+    """What the papers say of the schemes that a comparison has."""
+    stated = [claim for claim in CLAIMS if claim.scheme in names and claim.other in names]
+    return stated + (_of_sharing(names) if "parallel" in names else [])
+
+
+def _of_sharing(names: Collection[str]) -> list[Claim]:
+    """Each number of sets of weights against the next smaller one, from a set for each layer on."""
+    found = [re.fullmatch(r"parallel/num_independent_layers=(\d+)", name) for name in names]
+    counted = sorted((int(match[1]) for match in found if match), reverse=True)
+    sets = {"parallel": "a set of weights for each layer"}
+    sets |= {f"parallel/num_independent_layers={count}": f"{count} for all layers" for count in counted}
+    return [
+        Claim(more, fewer, f"{sets[more]} is better than {sets[fewer]}", ZHONG, differs=weights_shared)
+        for more, fewer in pairwise(sets)
+    ]

@@ -33,7 +33,8 @@ def keep(run: Run, task: Task) -> None:
     rows = predictions(run, task)
     if rows is not None:
         found = MEASURES[measure_name(task)].of_examples(rows, measure_settings(task))
-        whole = found.astype(np.int64) if np.array_equal(found, np.round(found)) else found
+        counts = np.isfinite(found).all() and np.array_equal(found, np.round(found))
+        whole = found.astype(np.int64) if counts else found
         content = {"measure": measure_name(task), "settings": measure_settings(task), "examples": whole.tolist()}
         write_atomically(run.folder / NAME, json.dumps(content, separators=(",", ":"), ensure_ascii=False))
 

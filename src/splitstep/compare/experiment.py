@@ -4,7 +4,6 @@ import json
 import shlex
 import sys
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,10 @@ from splitstep.solver.errors import RunError, UserError
 from splitstep.tables import differences, with_setting
 from splitstep.training.checkpoints import write_atomically
 from splitstep.training.progress import Say
-from splitstep.training.run import Run
+from splitstep.training.run import MAY_CHANGE, Run
+
+# What may differ when a comparison goes on, perhaps on another machine: no number depends on it but those of the clock.
+HOW_IT_IS_DONE = MAY_CHANGE - {"training.updates", "training.epochs", "training.patience"}
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,10 @@ class Experiment:
 
     def setup(self) -> dict[str, Any]:
         """What makes a comparison this one."""
-        names = [Scheme.named(name).name for name in self.names]  # seeds may be added
-        chosen = {"schemes": names, "match": self.match, "seeds": self.seeds, "jobs": self.jobs}
-        return {"comparison": chosen, "recipe": self.recipe.settings()}
+        schemes = [Scheme.named(name) for name in self.names]
+        chosen = {"schemes": [scheme.name for scheme in schemes], "match": self.match, "jobs": self.jobs}
+        seeds = {scheme.name: min(self.seeds, scheme.seeds or self.seeds) for scheme in schemes}
+        return {"comparison": chosen | {"seeds": seeds}, "recipe": self.recipe.settings()}
 
     def check(self) -> None:
         """See that the folder is this comparison's, or nobody's."""
@@ -84,18 +87,27 @@ class Experiment:
             # Keys that are newer than the comparison have their defaults.
             began = {"comparison": before["comparison"], "recipe": recipe(before["recipe"]).settings()}
             changed = differences(*(json.loads(json.dumps(whole)) for whole in (began, self.setup())))
-            earlier, asked = changed.pop("comparison.seeds", (0, 0))
-            if asked < earlier:
-                raise UserError(
-                    f"{self.folder} has {earlier} seeds a scheme; to leave some out would choose by the result"
-                )
+            self._refuse_fewer_seeds(before["comparison"]["seeds"])
+            may_change = {f"recipe.{key}" for key in HOW_IT_IS_DONE}
             if self.match != "seconds":  # where the pace depends on it
-                changed.pop("comparison.jobs", None)
+                may_change.add("comparison.jobs")
+            changed = {
+                key: values
+                for key, values in changed.items()
+                if key not in may_change and not key.startswith("comparison.seeds")
+            }
             if changed:
                 listed = "; ".join(f"{key} was {old!r}, now {new!r}" for key, (old, new) in changed.items())
                 raise UserError(f"{self.folder} holds another comparison: {listed}")
         elif self.folder.is_dir() and any(self.folder.iterdir()):
             raise UserError(f"{self.folder} is no comparison: it has other files and no comparison.json")
+
+    def _refuse_fewer_seeds(self, before: dict[str, int]) -> None:
+        for name, asked in self.setup()["comparison"]["seeds"].items():
+            if asked < before.get(name, 0):
+                raise UserError(
+                    f"{self.folder} has {before[name]} seeds of {name}; to leave some out would choose by the result"
+                )
 
     def begin(self, pace: dict[str, float] | None) -> None:
         """Make the folder."""
@@ -123,11 +135,14 @@ def compare(experiment: Experiment, *, say: Say) -> dict[str, Any]:
     data = origin(task)
     left = [job for job in jobs if not job.finished(data)]
     before = [job for job in jobs if job not in left]
-    for job in chain(before, finish(left, at_a_time=experiment.jobs, say=say)):
+    for job in before:
+        examples.keep(Run(job.folder), task)
+        examples.statistics(Run(job.folder), task)  # what is missing is better known now than after hours
+    for job in finish(left, at_a_time=experiment.jobs, say=say):
         examples.keep(Run(job.folder), task)
     if not any(Run(job.folder).results() for job in jobs):
         raise RunError(f"not one of {len(jobs)} runs finished; {jobs[0].name} failed: {jobs[0].failure}")
-    costs = in_turns(experiment, rivals)
+    costs = in_turns(experiment, rivals, say=say)
     results = {"command": shlex.join(["splitstep", *sys.argv[1:]]), **summary(experiment, rivals, task, costs)}
     write_atomically(experiment.folder / "results.json", json.dumps(results, indent=2, ensure_ascii=False))
     return results

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from splitstep.compare.claims import CLAIMS, Claim
-from splitstep.compare.costs import Costs
+from splitstep.compare.claims import Claim, claims_among
+from splitstep.compare.costs import LATENCY, PACE, Costs
 from splitstep.compare.examples import held_out, predictions, statistics
 from splitstep.compare.measures import Array, measure_name
 from splitstep.compare.schemes import Contestant
@@ -33,7 +33,7 @@ def summary(experiment: "Experiment", rivals: list[Contestant], task: Task, cost
         rival.scheme.name: Entry(experiment, rival, task, split, costs.get(rival.scheme.name, {})) for rival in rivals
     }
     base, *others = entries.values()
-    claims = [claim for claim in CLAIMS if claim.scheme in entries and claim.other in entries]
+    claims = claims_among(entries)
     pairs = [(other, base) for other in others]
     pairs += [(entries[claim.scheme], entries[claim.other]) for claim in claims]
     found = held(pairs, task.metric)
@@ -74,8 +74,11 @@ def _beside(recipe: Recipe, entries: dict[str, "Entry"], metric: str) -> dict[st
 
 
 def _answered(claim: Claim, entries: dict[str, "Entry"], found: dict[str, Any]) -> dict[str, Any]:
-    differs = claim.differs(entries[claim.scheme].rival, entries[claim.other].rival)
+    ours, theirs = entries[claim.scheme].rival, entries[claim.other].rival
+    differs = claim.differs(ours, theirs)
     answer = f"not tested: {differs}" if differs else claim.answer(found["verdict"], seeds=found["common_seeds"])
+    if claim.no_worse and not differs:
+        answer += f", with {ours.parameters.body / theirs.parameters.body:.0%} of the parameters in the layers"
     return {"claim": claim.says, "source": claim.source, "answer": answer, **found}
 
 
@@ -136,7 +139,8 @@ class Entry:
         """What the runs reached under a metric of theirs, or under another convention of BLEU."""
         if metric == self.task.metric == "bleu" and convention not in (None, self.task.evaluation.bleu):
             known = [predictions(run, self.task) for run, _ in self.runs.values()]
-            return [self._bleu(rows, convention) for rows in known if rows is not None]
+            # A mean over some of the seeds would not be that of the row.
+            return [] if None in known else [self._bleu(rows, convention) for rows in known if rows is not None]
         measured = [results["metrics"][self.split] for _, results in self.runs.values()]
         return [found[metric] for found in measured if metric in found]
 
@@ -164,14 +168,15 @@ class Entry:
             **{key: _mean([found[key] for found in results if key in found]) for key in costs},
             "seconds_of_runs": [found["seconds"] for found in results],
             f"{self.task.unit}_per_second": self._speed(results),
-            "latency_seconds": self.costs.get("latency_seconds"),
+            LATENCY: self.costs.get(LATENCY),
             "runs": [str(run.folder.relative_to(self.experiment.folder)) for run, _ in self.runs.values()],
         }
 
     def _speed(self, results: list[dict[str, Any]]) -> float | None:
         """Units of the task a second of training."""
-        sizes = [found[self.task.unit] / found["updates"] for found in results]  # of an update
-        return _mean(sizes) / self.costs["seconds_an_update"] if sizes else None  # type: ignore[operator]
+        size = _mean([found[self.task.unit] / found["updates"] for found in results])  # of an update
+        pace = self.costs.get(PACE)
+        return None if size is None or pace is None else size / pace
 
 
 def _mean(values: list[float]) -> float | None:

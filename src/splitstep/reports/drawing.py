@@ -1,6 +1,7 @@
 """The differences of all schemes to their baselines as one picture (SVG), for pages that show no scripts."""
 
 from html import escape
+from statistics import median
 from typing import Any
 
 from splitstep.reports import tables
@@ -16,6 +17,7 @@ LOOKS = {
     ),
 }
 NAMES, PLOT, WORDS, LINE, MARGIN = 280.0, 300.0, 270.0, 26.0, 14.0
+WIDEST = 4.0  # times the middle one of the intervals' reaches: what goes farther ends at the edge, its number beside it
 
 
 def differences(comparisons: dict[str, dict[str, Any]]) -> str:
@@ -37,10 +39,12 @@ def _panel(title: str, results: dict[str, Any], y: float) -> tuple[list[str], fl
     base, *others = results["schemes"]
     others = [row for row in others if "difference" in row]
     sign = 1 if METRICS[results["metric"]] is max else -1
-    reach = max((abs(end) for row in others for end in row["interval"]), default=0.0) or 1.0
+    reaches = [max(map(abs, row["interval"])) for row in others]
+    reach = min(max(reaches), WIDEST * median(reaches)) if any(reaches) else 1.0
 
     def place(value: float) -> float:
-        return NAMES + PLOT / 2 * (1 + sign * value / reach * 0.92)
+        share = min(max(sign * value / reach, -1.0), 1.0)
+        return NAMES + PLOT / 2 * (1 + share * 0.92)
 
     metric = tables.NAMES.get(results["metric"], results["metric"])
     drawn = [
@@ -55,7 +59,7 @@ def _panel(title: str, results: dict[str, Any], y: float) -> tuple[list[str], fl
             _text(MARGIN, y, row["name"]),
             _line(low, y - 4, high, y - 4, f'stroke="{colour}" stroke-width="2"'),
             mark.format(x=f"{x:.1f}", y=f"{y - 4:g}", left=f"{x - 5.5:.1f}", top=f"{y - 9.5:g}", colour=colour),
-            _text(NAMES + PLOT + MARGIN, y, f"{tables.change(row)}, {row['verdict']}"),
+            _text(NAMES + PLOT + MARGIN, y, f"{tables.change(row)}, {tables.verdict(row, baseline=False)}"),
         ]
     middle = place(0.0)
     y += LINE

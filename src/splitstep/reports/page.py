@@ -55,6 +55,7 @@ def _section(folder: Path, number: int) -> str:
     parts = [
         f"<h2>{_escaped(results['task'])}: {_escaped(folder.name)}</h2>",
         f"<p>{_escaped(tables.sentence(results))}</p>",
+        f"<pre>{_escaped(results['command'])}</pre>" if "command" in results else "",
         _table(tables.rows(results)),
         f"<p>{_escaped(tables.terms(results))}</p>",
         _differences(folder, results),
@@ -260,7 +261,8 @@ def _comparisons(folders: list[Path]) -> dict[str, dict[str, Any]]:
 def write(folders: list[Path], out: Path) -> Path:
     """The page, the Markdown, the picture and the numbers in a folder; the path of the page.
 
-    Beside them lies what they were made of, without weights and predictions, so that they can be made again from there.
+    Beside them lies what they were made of, without weights and predictions, so that they can be made again from there
+    and comparisons can go on.
     """
     folders = [folder.resolve() for folder in folders]  # a name even for "."
     if len({folder.name for folder in folders}) < len(folders):

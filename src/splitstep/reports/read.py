@@ -54,6 +54,7 @@ def _single(folder: Path, results: dict[str, Any]) -> dict[str, Any]:
         "parameters": results["parameters"]["total"],
         "body": results["parameters"].get("body"),
         "embeddings": results["parameters"].get("embeddings"),
+        "head": results["parameters"].get("head"),
         "runs": ["."],
         "adjusted": {},
         "failed": {},

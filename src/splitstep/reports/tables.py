@@ -100,6 +100,7 @@ def rows(results: dict[str, Any]) -> list[dict[str, str]]:
                 "parameters": count(row["parameters"]),
                 "in layers": count(row.get("body")),
                 "in embeddings": count(row.get("embeddings")),
+                "in the head": count(row.get("head")),
                 "training FLOPs": count(row["flops"]),
                 "evaluations a layer": " + ".join(f"{n} {term}" for term, n in evaluations.items()),
                 speed.replace("_per_second", "/s"): count(row.get(speed)),
