@@ -30,6 +30,20 @@ def results(folder: Path) -> dict:
     return json.loads((folder / "results.json").read_text())
 
 
+def overfits(model: torch.nn.Module, batch: dict, *, updates: int = 150) -> bool:
+    """Whether a model learns a batch by heart."""
+    batch = {key: torch.as_tensor(value) for key, value in batch.items() if not key.startswith("num_")}
+    optimizer = torch.optim.Adam(model.train().parameters(), lr=1e-2)
+    for _ in range(updates):
+        loss = model(**batch).loss
+        if loss < 0.05:
+            return True
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return False
+
+
 def same(one: Path, other: Path) -> None:
     """Two runs that no one can tell apart: weights, log and results."""
     first, second = weights(one), weights(other)

@@ -6,7 +6,7 @@ import pytest
 from tests import corpora, image_files
 
 import splitstep
-from splitstep.models.accounting import empty_model
+from splitstep.models.accounting import empty_model, parameters
 from splitstep.models.presets import preset
 from splitstep.recipe import load, recipe, schema
 from splitstep.solver.errors import UserError
@@ -220,3 +220,12 @@ def test_the_command_line_stands_over_a_grid(name, setting, left):
     assert {str(run.settings()[section][inner]) for _, run in found} == {value}
     assert len(found) < len(load(name))
     assert left is None or len(found) == left
+
+
+@pytest.mark.parametrize(("name", "layer"), [("macaron/bert-base", 7_084_800), ("macaron/macaron-base", 7_085_568)])
+def test_pre_training_has_the_layers_of_the_released_code(name, layer):
+    """Lu et al.'s twelve layers, counted in their own models."""
+    chosen = read(name)["model"]
+    config = preset(chosen.pop("preset"), "encoder", **chosen)
+    assert parameters(empty_model(config)).body == 12 * layer
+    assert read(name)["training"] | {"seed": 3} == read("macaron/bert-base")["training"]

@@ -7,6 +7,8 @@ import pytest
 import torch
 from sklearn import metrics as reference
 from tests import corpora
+from tests.image_files import write_cifar10
+from tests.runs import overfits
 from transformers import AutoTokenizer, pipeline
 from typer.testing import CliRunner
 
@@ -266,12 +268,43 @@ def test_a_causal_model_classifies_by_its_last_token(tmp_path):
     assert train(recipe(tables), tmp_path / "run").results["metrics"]["valid"]["accuracy"] > 0.6
 
 
-def test_listops_is_reported_beside_the_guess_from_its_root(tmp_path):
+def _listops(folder):
     shape = Shape(max_depth=4, max_args=4, min_length=4, max_length=30)
-    list(write(tmp_path, name="x", counts={"train": 300, "val": 50, "test": 50}, seed=1, shape=shape))
+    list(write(folder, name="x", counts={"train": 300, "val": 50, "test": 50}, seed=1, shape=shape))
     names = {split: [f"x_{name}.tsv"] for split, name in (("train", "train"), ("valid", "val"), ("test", "test"))}
-    data = {"root": str(tmp_path), "format": "listops", "max_length": 32, "vocabulary": {"kind": "listops"}, **names}
-    task, model = untrained({**corpora.classification_recipe(tmp_path), "data": data})
+    return {"root": str(folder), "format": "listops", "max_length": 32, "vocabulary": {"kind": "listops"}, **names}
+
+
+def _bytes(folder):
+    data = corpora.classification_recipe(corpora.news(folder))["data"]
+    return data | {"max_length": 80, "vocabulary": {"kind": "byte", "normalization": "none"}}
+
+
+def _pathfinder(folder):
+    rng = np.random.default_rng(0)
+    np.savez(folder / "x.npz", x=rng.integers(0, 256, (12, 6, 6), np.uint8), y=np.arange(12) % 2)
+    names = {split: ["x.npz"] for split in ("train", "valid", "test")}
+    return {"root": str(folder), "format": "pathfinder", "max_length": 38, "vocabulary": {"kind": "grey"}, **names}
+
+
+def _grey_images(folder):
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 3, 32, 32), np.uint8)
+    write_cifar10(folder, "x.bin", pixels, np.arange(12) % 10)
+    names = {split: ["x.bin"] for split in ("train", "valid", "test")}
+    return {"root": str(folder), "format": "cifar10-grey", "max_length": 1026, "vocabulary": {"kind": "grey"}, **names}
+
+
+@pytest.mark.parametrize("data", [_listops, _bytes, _pathfinder, _grey_images])
+def test_every_kind_of_long_sequence_overfits_one_batch(data, tmp_path):
+    model = {"initialization": "xavier"}
+    task, model = untrained(
+        {**corpora.classification_recipe(tmp_path), "data": data(tmp_path), "model": corpora.TINY | model}
+    )
+    assert overfits(model, task.batch("train", np.arange(12)))
+
+
+def test_listops_is_reported_beside_the_guess_from_its_root(tmp_path):
+    task, model = untrained({**corpora.classification_recipe(tmp_path), "data": _listops(tmp_path)})
     measured = task.measure(Predictor(model), "test")
     rows = {split: [(e.texts[0].split("[")[1][:2], e.label) for e in task.examples(split)] for split in task.splits}
     right = 0

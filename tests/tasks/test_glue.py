@@ -7,6 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests import corpora
+from tests.runs import overfits
+from transformers import pipeline
 from typer.testing import CliRunner
 
 from splitstep.cli import app
@@ -15,8 +17,9 @@ from splitstep.recipe import recipe
 from splitstep.solver.errors import UserError
 from splitstep.tables import toml
 from splitstep.tasks.glue import GLUE, Glue, averages, metrics_of, score
+from splitstep.tasks.prediction import Predictor
 from splitstep.tasks.scores import SCORES
-from splitstep.training.engine import evaluate, train
+from splitstep.training.engine import evaluate, loaded, train
 from splitstep.training.ready import build, configuration, task_of
 from splitstep.training.run import Run
 
@@ -83,20 +86,64 @@ def test_every_task_trains_and_reports_its_metrics(tmp_path, name):
     assert evaluate(Run(tmp_path / "run"), whole, "valid")["metrics"] == results["metrics"]["valid"]
 
 
-@pytest.mark.parametrize("name", ["SST-2", "STS-B", "MNLI"])
-def test_a_task_overfits_one_batch(tmp_path, name):
-    made = task_of(recipe(tables(tmp_path, data={"task": name})))
-    whole = recipe(tables(tmp_path, data={"task": name}))
-    model = build(whole, configuration(whole, made)).train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    batch = {key: torch.as_tensor(value) for key, value in made.batch("train", np.arange(12)).items()}
-    batch.pop("num_items")
-    for _ in range(150):
-        loss = model(**batch).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert loss < 0.05
+def made(tmp_path, name, **model):
+    whole = recipe(tables(tmp_path, data={"task": name}, model=model))
+    task = task_of(whole)
+    return task, build(whole, configuration(whole, task))
+
+
+@pytest.mark.parametrize("name", GLUE)
+def test_every_task_overfits_one_batch(tmp_path, name):
+    task, model = made(tmp_path, name)
+    assert overfits(model, task.batch("train", np.arange(12)))
+
+
+@pytest.mark.parametrize("name", GLUE)
+def test_padding_and_the_rest_of_a_batch_change_no_prediction(tmp_path, name):
+    task, model = made(tmp_path, name, initializer_range=0.5)
+    chosen = task.sequences("valid")
+    together, alone = (task.logits(Predictor(model.eval(), tokens=tokens), chosen) for tokens in (10**6, 1))
+    assert np.ptp(together) > 1e-3
+    np.testing.assert_allclose(together, alone, atol=5e-6)
+    batch = {key: torch.as_tensor(value) for key, value in task.model_inputs(chosen, np.arange(12)).items()}
+    longer = {key: torch.nn.functional.pad(tensor, (0, 7)) for key, tensor in batch.items()}
+    with torch.no_grad():
+        torch.testing.assert_close(model(**longer).logits, model(**batch).logits, atol=5e-6, rtol=0)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", ["SST-2", "MRPC", "STS-B"])
+def test_evaluate_classify_and_pipeline_say_the_same(tmp_path, name, precision):
+    training = {"updates": 4, "precision": precision}
+    whole = recipe(tables(tmp_path, data={"task": name}, model={"initializer_range": 0.5}, training=training))
+    train(whole, tmp_path / "run")
+    run = Run(tmp_path / "run")
+    rows = [json.loads(line) for line in (run.folder / "predictions-valid.jsonl").read_text().splitlines()]
+    task, predictor = loaded(run, whole)
+    texts = [example.texts for example in task.examples("valid")]
+    said = task.classified(texts, predictor)
+    asking = pipeline("text-classification", model=str(run.model), device="cpu")
+    found = asking([dict(zip(("text", "text_pair"), own, strict=False)) for own in texts], truncation=True)
+    if name == "STS-B":
+        assert [float(value) for value, _ in said] == pytest.approx([row["prediction"] for row in rows], abs=1e-3)
+        assert [row["score"] for row in found] == pytest.approx([row["prediction"] for row in rows], abs=1e-4)
+    else:
+        assert [label for label, _ in said] == [row["prediction"] for row in rows] == [row["label"] for row in found]
+        assert [row["score"] for row in found] == pytest.approx([likely for _, likely in said], abs=1e-5)
+
+
+def test_a_score_that_is_none_is_a_bad_row(tmp_path):
+    made = tables(tmp_path, data={"task": "STS-B"})
+    path = tmp_path / "data" / "glue" / "STS-B" / "train.tsv"
+    header, first, second, *rows = path.read_text().splitlines()
+    wrong = [first.replace("1.000", "n/a"), second.replace("4.500", "55")]
+    path.write_text("\n".join([header, *rows, *wrong]) + "\n")
+    with pytest.raises(UserError, match=r"STS-B/train\.tsv, line 24: the label 'n/a' is no number"):
+        task_of(recipe(made)).sequences("train")
+    skipping = recipe(corpora.merged(made, {"data": {"on_bad": "skip"}}))
+    said = []
+    assert len(Glue(skipping.data, None, say=said.append).sequences("train")) == len(rows)
+    assert any(line.endswith("line 24: the label 'n/a' is no number; then line 25") for line in said)
 
 
 def test_mismatched_examples_are_measured_where_they_are(tmp_path):
@@ -106,6 +153,7 @@ def test_mismatched_examples_are_measured_where_they_are(tmp_path):
     (folder / "dev_mismatched.tsv").write_bytes((folder / "dev_matched.tsv").read_bytes())
     results = train(recipe(made), tmp_path / "run").results
     assert results["metrics"]["mismatched"] == results["metrics"]["valid"]
+    assert evaluate(Run(tmp_path / "run"), recipe(made))["split"] == "valid"
 
 
 def test_only_symmetric_tasks_swap_their_texts_and_only_in_training(tmp_path):
@@ -169,6 +217,15 @@ def test_fine_tuning_begins_with_the_weights_and_the_vocabulary_of_a_model(tmp_p
     assert vocabularies[0] == vocabularies[1]
     results = train(whole, tmp_path / "run").results
     assert evaluate(Run(tmp_path / "run"), whole, "valid")["metrics"] == results["metrics"]["valid"]
+
+
+def test_a_checkpoint_is_a_model_to_begin_with(tmp_path, begun):
+    checkpoint = sorted((begun / "encoder" / "checkpoints").glob("checkpoint-*"))[-1]
+    whole = recipe(tables(tmp_path, training={"init": str(checkpoint)}) | {"model": {}})
+    model = build(whole, configuration(whole, task_of(whole)))
+    found, trained = model.state_dict(), load_file(checkpoint / "model.safetensors")
+    assert all(torch.equal(found[key], trained[key]) for key in trained if key.startswith("model."))
+    assert train(whole, tmp_path / "run").results["metrics"]["valid"]
 
 
 def test_random_weights_keep_the_architecture_and_the_vocabulary(tmp_path, begun):

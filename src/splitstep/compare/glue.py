@@ -102,16 +102,24 @@ def fine_tune(experiment: Experiment, *, say: Say) -> dict[str, Any]:
 def summary(experiment: Experiment, trials: list[Trial]) -> dict[str, Any]:
     """Each task under the setting that is best on its development set, and the means over tasks, all in per cent."""
     rows = [_row(task, own) for task, own in _grouped(trials, lambda trial: trial.task)]
-    seeds = min(len(row["score"]["values"]) for row in rows)
-    means = [averages({row["task"]: row["score"]["values"][i] for row in rows}) for i in range(seeds)]
     return {
         "run": str(experiment.run),
         "recipes": list(experiment.recipe_names),
         "weights": experiment.weights,
         "tasks": rows,
-        "averages": {name: _spread([mean[name] for mean in means]) for name in means[0]},
+        "averages": _averages({row["task"]: row["score"] for row in rows}),
         "skipped": SKIPPED,
     }
+
+
+def _averages(scores: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The means over tasks; with their spread over seeds where all tasks have as many."""
+    counts = {len(score["values"]) for score in scores.values()}
+    if len(counts) > 1:
+        whole = averages({task: score["mean"] for task, score in scores.items()})
+        return {name: _spread([mean]) for name, mean in whole.items()}
+    means = [averages({task: score["values"][i] for task, score in scores.items()}) for i in range(*counts)]
+    return {name: _spread([mean[name] for mean in means]) for name in means[0]}
 
 
 def _row(task: str, trials: list[Trial]) -> dict[str, Any]:

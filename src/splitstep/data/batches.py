@@ -59,7 +59,9 @@ class Plan:
     def epoch(self, number: int) -> list[Update]:
         """The updates of one pass over the examples."""
         rng = np.random.default_rng((self.seed, number))
-        order = rng.permutation(len(self.lengths))
+        # Billions of words are some hundred million examples: four bytes are enough for the place of one.
+        small = np.int32 if len(self.lengths) < 2**31 else np.int64
+        order = rng.permutation(np.arange(len(self.lengths), dtype=small))
         if self.examples is not None:
             order, turns = _repeated(order, self.repeats)
             cuts = list(self._dealt(order, self.examples))
@@ -69,7 +71,8 @@ class Plan:
         order = order[self._by_size(order)]
         batches = list(self._filled(order))
         shuffled = [batches[i] for i in rng.permutation(len(batches))]
-        return [Update(number, i, batch, np.zeros_like(batch)) for i, batch in enumerate(shuffled)]
+        once = np.zeros_like(order[: max(map(len, batches))])
+        return [Update(number, i, batch, once[: len(batch)]) for i, batch in enumerate(shuffled)]
 
     def _dealt(self, order: Indices, size: int) -> Iterator[Indices]:
         """The places in an order that make each update of `size` examples."""

@@ -16,6 +16,8 @@ PACKERS: dict[str, Callable[..., Any]] = {"": open, ".gz": gzip.open, ".xz": lzm
 BOM = b"\xef\xbb\xbf"
 LONGEST_LINE = 1_000_000  # characters; a longer line is a file of another kind
 
+TOLD = 100  # places of bad records that are named, beside the first
+
 Item = TypeVar("Item")
 OnBad = Literal["stop", "skip"]
 
@@ -33,16 +35,21 @@ class Reading:
 
     def good(self, records: Iterable[tuple[str, Item | BadRowError]], of: str) -> Iterator[Item]:
         """The records that are what they should be, each given with its place."""
-        count, bad, first = 0, 0, ""
+        count, bad = 0, list[str]()
         for count, (place, record) in enumerate(records, start=1):  # noqa: B007
             if not isinstance(record, BadRowError):
                 yield record
                 continue
             if self.on_bad == "stop":
                 raise UserError(f"{place}: {record}")
-            bad, first = bad + 1, first or f"{place}: {record}"
+            bad.append(place.rpartition(", ")[2] if bad else f"{place}: {record}")
         if bad:
-            self.say(f"{bad:,} of {count:,} rows of {of} are malformed and left out; the first: {first}")
+            first, *others = bad
+            told = f"; then {', '.join(others[:TOLD])}" if others else ""
+            more = f" and {len(others) - TOLD:,} more" if len(others) > TOLD else ""
+            self.say(
+                f"{len(bad):,} of {count:,} rows of {of} are malformed and left out; the first: {first}{told}{more}"
+            )
 
 
 STRICT = Reading()

@@ -20,6 +20,7 @@ class GlueTask:
     header: tuple[str, ...] = ()  # of files that have none
     files: dict[str, str] = field(default_factory=lambda: {"train": "train.tsv", "valid": "dev.tsv"})
     symmetric: bool = False  # which of two texts comes first means nothing
+    numbers: tuple[float, float] | None = None  # between which labels lie that have no names
 
     @property
     def choice(self) -> Choice:
@@ -33,7 +34,7 @@ class GlueTask:
             label=self.label,
             names=lambda folder: self.names,
         )
-        return Choice(layout, tuple((text,) for text in self.texts), self.label)
+        return Choice(layout, tuple((text,) for text in self.texts), self.label, self.numbers)
 
     def _records(self, folder: Path, name: str) -> Iterator[Record]:
         """Where each row stands, with the numbers of the columns that are read and of all."""
@@ -74,7 +75,7 @@ GLUE = {
         names={"0": "not_equivalent", "1": "equivalent"},
         symmetric=True,
     ),
-    "STS-B": GlueTask(_SENTENCES, "score", ("pearson", "spearman"), symmetric=True),
+    "STS-B": GlueTask(_SENTENCES, "score", ("pearson", "spearman"), symmetric=True, numbers=(0, 5)),
     "QQP": GlueTask(
         texts=("question1", "question2"),
         label="is_duplicate",

@@ -6,6 +6,7 @@ An image is a text too: the grey values of its pixels, row by row, as words.
 import csv
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,6 +56,7 @@ class Choice:
     format: Format
     texts: tuple[tuple[str, ...], ...]
     label: str
+    numbers: tuple[float, float] | None = None  # between which labels lie that are no names
 
     @classmethod
     def of(cls, name: str, texts: list[str] | None, label: str | None) -> "Choice":
@@ -107,10 +109,22 @@ def examples(choice: Choice, folder: Path, name: str, reading: Reading = STRICT)
             return error
         if names and found.label not in names:
             return BadRowError(f"label {found.label!r} is none of {', '.join(names)}")
+        if choice.numbers is not None and (flaw := _flaw_of_number(found.label, *choice.numbers)):
+            return BadRowError(flaw)
         return found._replace(label=names.get(found.label, found.label))
 
     records = choice.format.records(folder, name)
     return reading.good(((place, example(place, record)) for place, record in records), name)
+
+
+def _flaw_of_number(label: str, low: float, high: float) -> str | None:
+    try:
+        value = float(label)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        return f"the label {label!r} is no number"
+    return None if low <= value <= high else f"the label {label} does not lie between {low:g} and {high:g}"
 
 
 def checksums(choice: Choice, folder: Path, name: str) -> dict[str, str]:

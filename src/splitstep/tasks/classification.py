@@ -2,9 +2,10 @@
 
 import hashlib
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
@@ -62,7 +63,8 @@ class ClassificationData(Section):
     @property
     def choice(self) -> Choice:
         """The columns that are read and learnt."""
-        return Choice.of(self.format, self.texts, self.label)
+        chosen = Choice.of(self.format, self.texts, self.label)
+        return chosen if self.labels == "classes" else replace(chosen, numbers=(-math.inf, math.inf))
 
 
 class ClassificationEvaluation(Section):
@@ -206,17 +208,11 @@ class Classification(Task):
 
     def _number(self, example: Example) -> float:
         """The label as the loss takes it."""
-        if self.data.labels == "classes":
-            if example.label not in self._numbers:
-                raise UserError(f"{example.place}: label {example.label!r} is none of {', '.join(self.names)}")
-            return self._numbers[example.label]
-        try:
-            value = float(example.label)
-        except ValueError:
-            value = np.nan
-        if not np.isfinite(value):
-            raise UserError(f"{example.place}: the label {example.label!r} is no number")
-        return value
+        if self.data.labels == "numbers":
+            return float(example.label)
+        if example.label not in self._numbers:
+            raise UserError(f"{example.place}: label {example.label!r} is none of {', '.join(self.names)}")
+        return self._numbers[example.label]
 
     @cached_property
     def _numbers(self) -> dict[str, int]:

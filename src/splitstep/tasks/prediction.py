@@ -25,7 +25,7 @@ def tensors(batch: dict[str, NDArray[Any]]) -> dict[str, Tensor]:
 class Predictor:
     """A model and the share of the work that this process has.
 
-    `autocast` is the precision the model was trained in, None for float32.
+    `autocast` is the precision of its products while it is trained, None for float32.
     """
 
     def __init__(

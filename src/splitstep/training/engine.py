@@ -149,7 +149,8 @@ def _finish(recipe: Recipe, run: Run, task: Task, trainer: SplitstepTrainer, upd
     last = checkpoints.newest(run.checkpoints, tell, clear=False)
     assert last is not None
     state = json.loads((last / "trainer_state.json").read_text())
-    trained = trainer.accelerator.unwrap_model(trainer.model)
+    # What is reported is measured in float32, however it was trained: a pipeline knows of no other precision.
+    trained = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
     # A sharded model gives way to a whole one.
     model: Any = trained if settings.sharding == "none" else build(recipe, trained.config)
     model.to(trainer.args.device)
@@ -158,7 +159,7 @@ def _finish(recipe: Recipe, run: Run, task: Task, trainer: SplitstepTrainer, upd
     if rank() == 0:
         _write_model(run, task, model)
     together()
-    predictor = trainer.predictor(model)
+    predictor = Predictor(model, rank=rank(), world=world())
     measured = {}
     for split in (split for split in task.splits if split != "train"):
         tell(f"measuring the {settings.final} weights on {split}")
@@ -219,9 +220,9 @@ def _write_model(run: Run, task: Task, model: Any) -> None:
 
 
 def evaluate(run: Run, recipe: Recipe, split: str | None = None, *, say: Say | None = None) -> dict[str, Any]:
-    """The metrics of a finished run's model on a split: the test split where there is one, without a name."""
+    """The metrics of a finished run's model on a split; without a name on test, or on valid where there is none."""
     task, predictor = loaded(run, recipe, say=say)
-    split = split or task.splits[-1]
+    split = split or ("test" if "test" in task.splits else "valid")
     if split not in task.splits:
         raise UserError(f"unknown split {split!r}; choose from {', '.join(task.splits)}")
     return {"task": recipe.task, "split": split, "metrics": task.measure(predictor, split).metrics}
@@ -246,5 +247,4 @@ def loaded(run: Run, recipe: Recipe, *, say: Say | None = None) -> tuple[Task, P
     for contradiction in contradictions(model.config, told):
         raise UserError(f"the model of {run.model} is not one for these data: {contradiction}")
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
-    autocast = torch.bfloat16 if recipe.training.precision == "bf16" else None
-    return task, Predictor(model.to(device), autocast=autocast)
+    return task, Predictor(model.to(device))

@@ -298,9 +298,11 @@ class SplitstepTrainer(Trainer):
     # Checkpoints
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        """Weights and configuration; the Trainer's own arguments are in the recipe."""
+        """A whole model, with its tokenizer or image processor; the Trainer's own arguments are in the recipe."""
         super()._save(output_dir, state_dict)
-        Path(output_dir or self.run.checkpoints, "training_args.bin").unlink(missing_ok=True)
+        folder = Path(output_dir or self.run.checkpoints)
+        (folder / "training_args.bin").unlink(missing_ok=True)
+        self.task.save_processor(folder)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """A checkpoint, sealed when all processes have written their part; then the old ones go."""
