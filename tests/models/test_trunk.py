@@ -8,6 +8,7 @@ from splitstep.fields.evaluation import Sight
 from splitstep.fields.norms import PLACEMENTS
 from splitstep.models.configuration import SplitstepConfig
 from splitstep.models.trunk import Stack
+from splitstep.solver.errors import UserError
 from splitstep.solver.splittings import SPLITTINGS
 
 SIZES = {"hidden_size": 12, "num_attention_heads": 3, "intermediate_size": 120, "num_hidden_layers": 2}
@@ -244,3 +245,27 @@ def test_more_steps_a_layer_approach_the_flow_of_the_layer():
     exact = refined(128)
     ratio = (refined(8) - exact).norm() / (refined(16) - exact).norm()
     assert ratio.log2() == pytest.approx(4, abs=0.2)
+
+
+def test_the_two_networks_of_a_macaron_layer_may_have_two_activations():
+    """As in the released BERT of Lu et al. 2019: ReLU in the first, GELU in the second."""
+    settings = {"splitting": "strang", "hidden_act": "gelu"}
+    x = torch.randn(2, 5, 12)
+    mixed = stack(**settings, first_hidden_act="relu")
+    for silent, same in ((1, "relu"), (0, "gelu")):
+        plain = stack(**settings | {"hidden_act": same})
+        plain.load_state_dict(mixed.state_dict())
+        assert not torch.allclose(plain(x), mixed(x), atol=1e-3)
+        for one in (plain, mixed):
+            for layer in one.layers:
+                nn.init.zeros_(layer.convection[silent].operator.down_proj.weight)
+        torch.testing.assert_close(plain(x), mixed(x))
+        mixed = stack(**settings, first_hidden_act="relu")
+    for wrong, complaint in (
+        ({"splitting": "lie_trotter"}, "several feed-forward networks, and the splitting of the encoder has one"),
+        ({"share_substeps": True}, "several feed-forward networks, and share_substeps has one"),
+        ({"first_hidden_act": "swiglu"}, "have both a gate or neither"),
+        ({"first_hidden_act": "reul"}, "unknown first_hidden_act 'reul'"),
+    ):
+        with pytest.raises(UserError, match=complaint):
+            stack(**settings | {"first_hidden_act": "relu"} | wrong)

@@ -116,6 +116,7 @@ class SplitstepConfig(PreTrainedConfig):
     norm_type: str = "layer_norm"
     layer_norm_eps: float = 1e-5
     hidden_act: str = "relu"
+    first_hidden_act: str | None = None  # of the first of a layer's several feed-forward networks, where it differs
     attention_bias: bool = True
     feed_forward_bias: bool = True
 
@@ -226,6 +227,15 @@ class SplitstepConfig(PreTrainedConfig):
         self._check_adaptive()
         self._check_combinations()
 
+    def _check_first_act(self, name: str) -> None:
+        lookup("first_hidden_act", name, ACTIVATIONS)
+        if (name in GATED) != (self.hidden_act in GATED):
+            raise UserError("first_hidden_act and hidden_act have both a gate or neither")
+        alone = [part for part in self.parts if self.scheme(part).splitting.uses("convection") < 2]
+        if alone or self.share_substeps:
+            why = "share_substeps" if self.share_substeps else f"the splitting of the {alone[0]}"
+            raise UserError(f"first_hidden_act is for layers with several feed-forward networks, and {why} has one")
+
     def _check_adaptive(self) -> None:
         if self.adaptive_cutoffs is None:
             for name in ("adaptive_factor", "adaptive_dropout"):
@@ -262,6 +272,8 @@ class SplitstepConfig(PreTrainedConfig):
                 raise UserError(f"time_dim must be positive, and even over all heads; got {self.evolved_time_dim}")
             if self.position_embedding == "rotary" or self.attention_dropout:
                 raise UserError("evolved attention has neither rotary positions nor attention_dropout")
+        if self.first_hidden_act is not None:
+            self._check_first_act(self.first_hidden_act)
         if self.feed_forward != "full":
             if self.hidden_act in GATED:
                 raise UserError(f"feed_forward {self.feed_forward!r} has no gate; choose another hidden_act")

@@ -33,7 +33,10 @@ class Layer(nn.Module):
         self.shares_substeps = config.share_substeps
         for name in self.splitting.terms:
             owners = 1 if config.share_substeps else self.splitting.uses(name)
-            terms = [_term(config, part, name, leads=_leads(self.splitting, name, owner)) for owner in range(owners)]
+            terms = [
+                _term(config, part, name, first=owner == 0, leads=_leads(self.splitting, name, owner))
+                for owner in range(owners)
+            ]
             self.add_module(name, nn.ModuleList(terms))
 
     def terms(self, index: int) -> list[Term]:
@@ -54,7 +57,7 @@ def _leads(splitting: Splitting, name: str, owner: int) -> bool:
     return uses[owner].terms[0] == name
 
 
-def _term(config: SplitstepConfig, part: str, name: str, *, leads: bool) -> Term:
+def _term(config: SplitstepConfig, part: str, name: str, *, first: bool, leads: bool) -> Term:
     placement = PLACEMENTS[config.norm]
     has_norm = leads or not placement.joint
     operator: nn.Module
@@ -62,7 +65,7 @@ def _term(config: SplitstepConfig, part: str, name: str, *, leads: bool) -> Term
         operator = FEED_FORWARDS[config.feed_forward](
             config.hidden_size,
             config.feed_forward_width(part),
-            activation=config.hidden_act,
+            activation=config.first_hidden_act if first and config.first_hidden_act else config.hidden_act,
             bias=config.feed_forward_bias,
             dropout=config.activation_dropout,
         )
