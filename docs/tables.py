@@ -36,6 +36,7 @@ PAGES = (
 )
 MEASURED = ROOT / "benchmarks" / "results.json"
 COMPARED = ROOT / "docs" / "results" / "results.json"
+FINE_TUNED = ROOT / "docs" / "results" / "glue"
 
 
 def markdown(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
@@ -162,6 +163,45 @@ def results() -> str:
     return markdown(header, rows)
 
 
+def pretraining() -> str:
+    """What the laptop pre-training reaches on held-out documents."""
+    found = json.loads((FINE_TUNED / "pretraining" / "results.json").read_text())
+    measured = found["metrics"]["valid"]
+    cells = [
+        f"{found['updates']:,}",
+        f"{measured['mlm_loss']:.3f}",
+        f"{measured['mlm_accuracy']:.1%}",
+        f"{measured['nsp_accuracy']:.1%}",
+    ]
+    return markdown(["updates", "loss of masked tokens", "of them right", "next sentences right"], [cells])
+
+
+def glue() -> str:
+    """The eight tasks from pre-trained and from random weights."""
+    trained, random = (json.loads((FINE_TUNED / f"{name}.json").read_text()) for name in ("pre-trained", "random"))
+    rows = [
+        [_task(ours), _seeds(plain["score"]), _seeds(ours["score"]), _gain(ours["score"], plain["score"])]
+        for ours, plain in zip(trained["tasks"], random["tasks"], strict=True)
+    ]
+    means = [
+        [name, _seeds(random["averages"][name]), _seeds(mean), _gain(mean, random["averages"][name])]
+        for name, mean in trained["averages"].items()
+    ]
+    return markdown(["task", "random weights", "pre-trained", "difference"], [*rows, *means])
+
+
+def _task(row: dict[str, Any]) -> str:
+    return f"{row['task']} ({', '.join(row['metrics'])})"
+
+
+def _seeds(spread: dict[str, Any]) -> str:
+    return f"{spread['mean']:.1f} ± {spread['std']:.1f}"
+
+
+def _gain(ours: dict[str, Any], plain: dict[str, Any]) -> str:
+    return f"{ours['mean'] - plain['mean']:+.1f}"
+
+
 TERMS = {"none": "equal updates", "seconds": "equal time"}
 
 
@@ -246,6 +286,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "evolved_quality": evolved_quality,
     "sources": sources,
     "results": results,
+    "pretraining": pretraining,
+    "glue": glue,
 }
 
 

@@ -1,6 +1,7 @@
 """GLUE: metrics by their definitions, averages as published, fine-tuning from what was pre-trained."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 from splitstep.cli import app
 from splitstep.compare.glue import Experiment, fine_tune
 from splitstep.recipe import recipe
-from splitstep.solver.errors import UserError
+from splitstep.solver.errors import RunError, UserError
 from splitstep.tables import toml
 from splitstep.tasks.glue import GLUE, Glue, averages, metrics_of, score
 from splitstep.tasks.prediction import Predictor
@@ -331,6 +332,27 @@ def test_all_tasks_are_fine_tuned_once_and_set_side_by_side(tmp_path, begun):
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("model.safetensors")}
     assert fine_tune(experiment, say=lambda line: None) == results
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("model.safetensors")} == before
+    (tmp_path / "out" / "RTE" / folders[0].name / "results.json").unlink()  # and so is to be finished
+    assert fine_tune(replace(experiment, jobs=2), say=lambda line: None) == results
+
+
+def test_a_run_that_fails_leaves_the_others_finished(tmp_path, begun, monkeypatch):
+    from splitstep.training import engine
+
+    trained = engine.train
+
+    def failing(whole, *args, **kwargs):
+        if whole.data.task == "RTE":
+            raise RuntimeError("out of luck")
+        return trained(whole, *args, **kwargs)
+
+    monkeypatch.setattr(engine, "train", failing)
+    experiment = Experiment(tmp_path / "out", (_small(tmp_path),), begun / "encoder", ("RTE", "STS-B"), seeds=1)
+    with pytest.raises(RunError, match="1 of 2 runs failed; RTE seed 1: out of luck"):
+        fine_tune(experiment, say=lambda line: None)
+    assert (tmp_path / "out" / "STS-B" / "seed=1" / "results.json").is_file()
+    monkeypatch.setattr(engine, "train", trained)
+    assert len(fine_tune(experiment, say=lambda line: None)["tasks"]) == 2
 
 
 def test_the_command_prints_one_table_and_pure_json(tmp_path, begun):

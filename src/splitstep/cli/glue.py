@@ -23,6 +23,7 @@ def glue(
     from_scratch: Annotated[
         bool, typer.Option("--from-scratch", help="Random weights: the architecture and the vocabulary alone.")
     ] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 1,
     out: Annotated[Path | None, typer.Option(help="The folder; glue/RUN without it.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -40,7 +41,7 @@ def glue(
     folder = out or Path("glue") / f"{run.resolve().name}{'-from-scratch' if from_scratch else ''}"
     chosen = tuple(tasks.split(",")) if tasks else ()
     names = tuple(recipe or ["laptop/glue"])
-    experiment = Experiment(folder, names, run, chosen, seeds, weights, tuple(settings or ()))
+    experiment = Experiment(folder, names, run, chosen, seeds, weights, tuple(settings or ()), jobs)
     results = fine_tune(experiment, say=lambda line: typer.echo(line, err=True))
     if as_json:
         print_json(results)

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from splitstep.compare.jobs import Job, finish
 from splitstep.recipe import Recipe, recipe, runs
-from splitstep.solver.errors import UserError, lookup
+from splitstep.solver.errors import RunError, UserError, lookup
 from splitstep.tables import read, setting, with_setting, with_settings
 from splitstep.tasks.glue import GLUE, WNLI, averages, metrics_of, score
 from splitstep.training.checkpoints import write_atomically
-from splitstep.training.engine import train
 from splitstep.training.initial import initial_folder, known_configuration
 from splitstep.training.progress import Say
-from splitstep.training.ready import all_ready
+from splitstep.training.ready import all_ready, origin, updates_of
 from splitstep.training.run import Run
 
 SKIPPED = {"WNLI": f"left out, as in the papers; a mean of nine tasks counts its majority, {WNLI}"}
@@ -35,6 +35,11 @@ class Trial:
     recipe: Recipe
     folder: Path
 
+    def job(self, updates: int) -> Job:
+        """The run as work to be done."""
+        name = " ".join(filter(None, (self.task, self.setting, f"seed {self.seed}")))
+        return Job(name, self.recipe, self.folder, updates)
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -47,6 +52,7 @@ class Experiment:
     seeds: int | None = None
     weights: str = "trained"  # or random: architecture and vocabulary alone
     settings: tuple[str, ...] = ()
+    jobs: int = 1
 
     def trials(self) -> list[Trial]:
         """All runs: every task with the first seed, then with the next."""
@@ -87,13 +93,13 @@ def fine_tune(experiment: Experiment, *, say: Say) -> dict[str, Any]:
     for task, reason in SKIPPED.items():
         say(f"{task}: {reason}")
     trials = experiment.trials()
-    all_ready(trial.recipe for trial in trials)
-    for number, trial in enumerate(trials, start=1):
-        outcome = train(trial.recipe, trial.folder, name=f"{trial.task} {trial.setting} seed {trial.seed}")
-        if outcome.code:
-            raise SystemExit(outcome.code)
-        shutil.rmtree(Run(trial.folder).checkpoints, ignore_errors=True)  # each as large as three models
-        say(f"{number} of {len(trials)} runs done")
+    tasks = all_ready(trial.recipe for trial in trials)
+    jobs = [trial.job(updates_of(task, trial.recipe.training)) for trial, task in zip(trials, tasks, strict=True)]
+    left = [job for job, task in zip(jobs, tasks, strict=True) if not job.finished(origin(task))]
+    for job in finish(left, at_a_time=experiment.jobs, say=say):
+        shutil.rmtree(Run(job.folder).checkpoints, ignore_errors=True)  # each as large as three models
+    if failed := [job for job in jobs if job.failure is not None]:
+        raise RunError(f"{len(failed)} of {len(jobs)} runs failed; {failed[0].name}: {failed[0].failure}")
     results = summary(experiment, trials)
     write_atomically(experiment.folder / "results.json", json.dumps(results, indent=2, ensure_ascii=False))
     return results

@@ -67,13 +67,13 @@ def contestants(
     """The schemes on equal terms; the first is the baseline. `pace` has the seconds that an update of each takes."""
     from splitstep.models.accounting import empty_model, parameters
     from splitstep.training.costs import training_flops
-    from splitstep.training.ready import configuration, plan, task_of
+    from splitstep.training.ready import configuration, task_of, updates_of
 
     schemes = list(map(Scheme.named, names))
     if len({scheme.name for scheme in schemes}) < max(len(schemes), 2):
         raise UserError(f"a comparison needs schemes that differ, and two of them, got {', '.join(names) or 'none'}")
     task = task_of(whole)
-    asked = whole.training.updates or plan(task, whole.training).updates_in(whole.training.epochs or 1)
+    asked = updates_of(task, whole.training)
 
     def counted(scheme: Scheme, **adjusted: Any) -> Contestant:
         run = with_scheme(whole, scheme, **adjusted)

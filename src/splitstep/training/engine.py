@@ -23,7 +23,7 @@ from splitstep.training.costs import forget_peak_memory, latency, peak_memory, t
 from splitstep.training.processes import Teller, processes, rank, together, world
 from splitstep.training.progress import Opened, Say, clock, progress
 from splitstep.training.rates import rate
-from splitstep.training.ready import build, contradictions, origin, plan, ready, task_of
+from splitstep.training.ready import build, contradictions, origin, plan, ready, task_of, updates_of
 from splitstep.training.run import Run
 from splitstep.training.signals import Signals
 from splitstep.training.trainer import EMA, SplitstepTrainer, since_best
@@ -51,7 +51,7 @@ def train(
     task, config = ready(recipe, tell)
     settings = recipe.training
     batches = plan(task, settings)
-    updates = settings.updates or batches.updates_in(settings.epochs or 1)
+    updates = updates_of(task, settings)
     begun = run.recipe_file.is_file()
     made_from = origin(task)
     if begun:

@@ -38,9 +38,10 @@ def ready(recipe: Recipe, say: Say = lambda line: None) -> tuple[Task, Splitstep
     return task, config
 
 
-def all_ready(recipes: Iterable[Recipe]) -> None:
-    """Refuse before the first of several runs what any of them would be refused for."""
+def all_ready(recipes: Iterable[Recipe]) -> list[Task]:
+    """The tasks of several runs, when none of them would be refused."""
     known: list[tuple[dict[str, Any], Task, SplitstepConfig]] = []
+    tasks = []
     for recipe in recipes:
         # What is read and built depends on all sections but training, and on what that begins with.
         told = recipe.settings() | {"training": recipe.training.init}
@@ -49,6 +50,8 @@ def all_ready(recipes: Iterable[Recipe]) -> None:
             _check_training(recipe.training, task, config)
         if not same:
             known.append((told, *ready(recipe)))
+        tasks.append(same[0][0] if same else known[-1][1])
+    return tasks
 
 
 def _check_training(settings: Training, task: Task, config: SplitstepConfig) -> None:
@@ -138,3 +141,8 @@ def plan(task: Task, settings: Training) -> Plan:
         window=settings.length_window,
         tilts=task.tilts("train"),
     )
+
+
+def updates_of(task: Task, settings: Training) -> int:
+    """How many updates a run has."""
+    return settings.updates or plan(task, settings).updates_in(settings.epochs or 1)

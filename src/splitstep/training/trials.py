@@ -17,7 +17,7 @@ from splitstep.tasks.memory import freed_memory
 from splitstep.training.costs import peak_memory
 from splitstep.training.processes import Teller
 from splitstep.training.progress import Say
-from splitstep.training.ready import build, configuration, plan, ready, task_of
+from splitstep.training.ready import build, configuration, plan, ready, task_of, updates_of
 from splitstep.training.run import Run
 from splitstep.training.signals import Signals
 from splitstep.training.trainer import SplitstepTrainer
@@ -80,8 +80,6 @@ def _seconds_of(updates: Iterator[float]) -> float:
 @contextmanager
 def _trial(recipe: Recipe, task: Task, *, updates: int = 1) -> Iterator[tuple[SplitstepTrainer, int]]:
     """A trainer of a few updates that leaves nothing on the disk, and how many the run would have."""
-    batches = plan(task, recipe.training)
-    whole = recipe.training.updates or batches.updates_in(recipe.training.epochs or 1)
     # Workers are left out: to start them takes longer than an update.
     short = {"evaluate_every": 10**9, "save_every": 10**9, "ema": None, "workers": 0}
     with tempfile.TemporaryDirectory() as scratch:
@@ -91,10 +89,10 @@ def _trial(recipe: Recipe, task: Task, *, updates: int = 1) -> Iterator[tuple[Sp
                 task=task,
                 settings=recipe.training.model_copy(update=short),
                 run=Run(Path(scratch, "none")),
-                plan=batches,
+                plan=plan(task, recipe.training),
                 updates=updates,
                 signals=Signals(),
                 show=lambda done, entry: None,
             ),
-            whole,
+            updates_of(task, recipe.training),
         )
