@@ -116,6 +116,16 @@ def test_a_run_alone_is_a_whole_sentence():
     assert said == "images, accuracy of transformer: 50.00 % (one seed: luck in training is not counted)."
 
 
+def test_a_split_that_chose_the_checkpoints_is_named():
+    rows = _results(_row("transformer", 0.5), _row("macaron", 0.4, **HELD))
+    for split, weights, said in (
+        ("valid", "best", "measured on the valid split, which also chose each run's checkpoint."),
+        ("valid", "last", "measured on the valid split."),
+        ("test", "best", "measured on the test split."),
+    ):
+        assert said in tables.terms(rows | {"split": split, "weights": weights})
+
+
 def test_results_without_the_parameters_in_the_layers_can_be_shown(tmp_path):
     rows = [_row("transformer", 0.5), _row("macaron", 0.4, **HELD)]
     for row in rows:

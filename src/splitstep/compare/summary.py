@@ -41,6 +41,7 @@ def summary(experiment: "Experiment", rivals: list[Contestant], task: Task, cost
         "task": experiment.recipe.task,
         "metric": task.metric,
         "split": split,
+        "weights": experiment.recipe.training.final,
         "match": experiment.match,
         "seeds": experiment.seeds,
         "jobs": experiment.jobs,

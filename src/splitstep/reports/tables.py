@@ -165,7 +165,11 @@ def terms(results: dict[str, Any]) -> str:
         "flops": "equal training FLOPs were aimed at",
         "seconds": "equal seconds of training were aimed at",
     }
-    said = [f"Terms: {match[results['match']]}{_reached(results)}; measured on the {results['split']} split."]
+    # What is best on a split is a little too good there.
+    chosen = ", which also chose each run's checkpoint" * (
+        results["split"] == "valid" and results.get("weights") == "best"
+    )
+    said = [f"Terms: {match[results['match']]}{_reached(results)}; measured on the {results['split']} split{chosen}."]
     if "signature" in results:
         said.append(f"BLEU: {results['signature']}.")
     said += [*_tests(results), *_costs(results)]
