@@ -163,43 +163,20 @@ def results() -> str:
     return markdown(header, rows)
 
 
-def pretraining() -> str:
-    """What the laptop pre-training reaches on held-out documents."""
-    found = json.loads((FINE_TUNED / "pretraining" / "results.json").read_text())
-    measured = found["metrics"]["valid"]
-    cells = [
-        f"{found['updates']:,}",
-        f"{measured['mlm_loss']:.3f}",
-        f"{measured['mlm_accuracy']:.1%}",
-        f"{measured['nsp_accuracy']:.1%}",
-    ]
-    return markdown(["updates", "loss of masked tokens", "of them right", "next sentences right"], [cells])
-
-
 def glue() -> str:
-    """The eight tasks from pre-trained and from random weights."""
-    trained, random = (json.loads((FINE_TUNED / f"{name}.json").read_text()) for name in ("pre-trained", "random"))
+    """What fine-tuning reaches on the eight tasks, a column for each set of weights it began with."""
+    columns = {path.stem: json.loads(path.read_text()) for path in sorted(FINE_TUNED.glob("*.json"))}
+    first, *_ = columns.values()
     rows = [
-        [_task(ours), _seeds(plain["score"]), _seeds(ours["score"]), _gain(ours["score"], plain["score"])]
-        for ours, plain in zip(trained["tasks"], random["tasks"], strict=True)
+        [f"{row['task']} ({', '.join(row['metrics'])})", *(_seeds(c["tasks"][i]["score"]) for c in columns.values())]
+        for i, row in enumerate(first["tasks"])
     ]
-    means = [
-        [name, _seeds(random["averages"][name]), _seeds(mean), _gain(mean, random["averages"][name])]
-        for name, mean in trained["averages"].items()
-    ]
-    return markdown(["task", "random weights", "pre-trained", "difference"], [*rows, *means])
-
-
-def _task(row: dict[str, Any]) -> str:
-    return f"{row['task']} ({', '.join(row['metrics'])})"
+    means = [[name, *(_seeds(c["averages"][name]) for c in columns.values())] for name in first["averages"]]
+    return markdown(["task", *(f"{name} weights" for name in columns)], [*rows, *means])
 
 
 def _seeds(spread: dict[str, Any]) -> str:
     return f"{spread['mean']:.1f} ± {spread['std']:.1f}"
-
-
-def _gain(ours: dict[str, Any], plain: dict[str, Any]) -> str:
-    return f"{ours['mean'] - plain['mean']:+.1f}"
 
 
 TERMS = {"none": "equal updates", "seconds": "equal time"}
@@ -286,7 +263,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "evolved_quality": evolved_quality,
     "sources": sources,
     "results": results,
-    "pretraining": pretraining,
     "glue": glue,
 }
 
