@@ -3,8 +3,11 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
+
+from splitstep.tasks.prediction import Predictor
 
 CLOCK = {"tokens_per_second", "data_wait", "seconds", "images_per_second", "examples_per_second"}
 
@@ -42,6 +45,17 @@ def overfits(model: torch.nn.Module, batch: dict, *, updates: int = 150) -> bool
         optimizer.step()
         optimizer.zero_grad()
     return False
+
+
+def stands_alone(task, model: torch.nn.Module, sequences, *, atol: float) -> None:
+    """Neither padding nor the rest of a batch changes a prediction."""
+    together, alone = (task.logits(Predictor(model, tokens=tokens), sequences) for tokens in (10**6, 1))
+    assert np.ptp(together) > 1e-3
+    np.testing.assert_allclose(together, alone, atol=atol)
+    batch = {key: torch.as_tensor(value) for key, value in task.model_inputs(sequences, np.arange(12)).items()}
+    longer = {key: torch.nn.functional.pad(tensor, (0, 9)) for key, tensor in batch.items()}
+    with torch.no_grad():
+        torch.testing.assert_close(model(**longer).logits, model(**batch).logits, atol=atol, rtol=0)
 
 
 def same(one: Path, other: Path) -> None:

@@ -4,11 +4,10 @@ import json
 
 import numpy as np
 import pytest
-import torch
 from sklearn import metrics as reference
 from tests import corpora
 from tests.image_files import write_cifar10
-from tests.runs import overfits
+from tests.runs import overfits, stands_alone
 from transformers import AutoTokenizer, pipeline
 from typer.testing import CliRunner
 
@@ -120,14 +119,7 @@ POOLED = [*((name, "mean") for name in PRESETS), ("transformer", "first"), ("tra
 def test_padding_and_the_rest_of_a_batch_change_no_prediction(preset, pooling, tmp_path):
     tables = corpora.classification_recipe(corpora.news(tmp_path / "data"))
     task, model = untrained(tables, preset=preset, pooling=pooling, num_hidden_layers=2)
-    chosen = task.sequences("test")
-    together, alone = (task.logits(Predictor(model, tokens=tokens), chosen) for tokens in (10**6, 1))
-    assert np.ptp(together) > 1e-3
-    np.testing.assert_allclose(together, alone, atol=2e-6)
-    batch = {name: torch.as_tensor(array) for name, array in task.model_inputs(chosen, np.arange(20)).items()}
-    longer = {name: torch.nn.functional.pad(tensor, (0, 9)) for name, tensor in batch.items()}
-    with torch.no_grad():
-        torch.testing.assert_close(model(**longer).logits, model(**batch).logits, atol=2e-6, rtol=0)
+    stands_alone(task, model, task.sequences("test"), atol=2e-6)
 
 
 @pytest.mark.parametrize("comparison", ["symmetric", "nli", "joined"])

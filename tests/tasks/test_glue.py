@@ -8,17 +8,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests import corpora
-from tests.runs import overfits
+from tests.runs import overfits, stands_alone
 from transformers import pipeline
 from typer.testing import CliRunner
 
 from splitstep.cli import app
-from splitstep.compare.glue import Experiment, fine_tune
+from splitstep.compare.glue import Experiment, _averages, fine_tune
 from splitstep.recipe import recipe
 from splitstep.solver.errors import RunError, UserError
 from splitstep.tables import toml
 from splitstep.tasks.glue import GLUE, Glue, averages, metrics_of, score
-from splitstep.tasks.prediction import Predictor
 from splitstep.tasks.scores import SCORES
 from splitstep.training.engine import evaluate, loaded, train
 from splitstep.training.ready import build, configuration, task_of
@@ -102,14 +101,7 @@ def test_every_task_overfits_one_batch(tmp_path, name):
 @pytest.mark.parametrize("name", GLUE)
 def test_padding_and_the_rest_of_a_batch_change_no_prediction(tmp_path, name):
     task, model = made(tmp_path, name, initializer_range=0.5)
-    chosen = task.sequences("valid")
-    together, alone = (task.logits(Predictor(model.eval(), tokens=tokens), chosen) for tokens in (10**6, 1))
-    assert np.ptp(together) > 1e-3
-    np.testing.assert_allclose(together, alone, atol=5e-6)
-    batch = {key: torch.as_tensor(value) for key, value in task.model_inputs(chosen, np.arange(12)).items()}
-    longer = {key: torch.nn.functional.pad(tensor, (0, 7)) for key, tensor in batch.items()}
-    with torch.no_grad():
-        torch.testing.assert_close(model(**longer).logits, model(**batch).logits, atol=5e-6, rtol=0)
+    stands_alone(task, model.eval(), task.sequences("valid"), atol=5e-6)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -334,6 +326,13 @@ def test_all_tasks_are_fine_tuned_once_and_set_side_by_side(tmp_path, begun):
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("model.safetensors")} == before
     (tmp_path / "out" / "RTE" / folders[0].name / "results.json").unlink()  # and so is to be finished
     assert fine_tune(replace(experiment, jobs=2), say=lambda line: None) == results
+
+
+def test_tasks_with_unequal_seeds_have_the_mean_of_their_means():
+    scores = {"CoLA": {"mean": 20.0, "values": [10.0, 20.0, 30.0]}, "RTE": {"mean": 60.0, "values": [60.0]}}
+    assert _averages(scores) == {"mean of 2 tasks": {"mean": 40.0, "std": 0.0, "values": [40.0]}}
+    scores["RTE"]["values"] = [50.0, 60.0, 70.0]
+    assert _averages(scores)["mean of 2 tasks"] == {"mean": 40.0, "std": 10.0, "values": [30.0, 40.0, 50.0]}
 
 
 def test_a_run_that_fails_leaves_the_others_finished(tmp_path, begun, monkeypatch):

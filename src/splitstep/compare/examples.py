@@ -15,14 +15,9 @@ from splitstep.training.run import Run
 NAME = "examples.json"
 
 
-def held_out(task: Task) -> str:
-    """The split that schemes are compared on."""
-    return "test" if "test" in task.splits else "valid"
-
-
 def predictions(run: Run, task: Task) -> list[dict[str, Any]] | None:
     """What a run did with each example; None where only the sums of it were kept."""
-    path = run.folder / f"predictions-{held_out(task)}.jsonl"
+    path = run.folder / f"predictions-{task.measured_split}.jsonl"
     if not path.is_file():
         return None
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

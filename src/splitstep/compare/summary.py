@@ -10,7 +10,7 @@ import numpy as np
 
 from splitstep.compare.claims import Claim, claims_among
 from splitstep.compare.costs import LATENCY, PACE, Costs
-from splitstep.compare.examples import held_out, predictions, statistics
+from splitstep.compare.examples import predictions, statistics
 from splitstep.compare.measures import Array, measure_name
 from splitstep.compare.schemes import Contestant
 from splitstep.compare.statistics import LEVEL, Difference, corrected, difference
@@ -28,7 +28,7 @@ Found = dict[tuple[str, str], dict[str, Any]]  # what is said of a scheme held a
 
 def summary(experiment: "Experiment", rivals: list[Contestant], task: Task, costs: Costs) -> dict[str, Any]:
     """The comparison as its report shows it."""
-    split = held_out(task)
+    split = task.measured_split
     entries = {
         rival.scheme.name: Entry(experiment, rival, task, split, costs.get(rival.scheme.name, {})) for rival in rivals
     }

@@ -106,6 +106,11 @@ class Task(ABC):
         held_out = {"valid": getattr(self.data, "valid_every", None)}
         return ["train", *(split for split in ("valid", "test") if getattr(self.data, split) or held_out.get(split))]
 
+    @property
+    def measured_split(self) -> str:
+        """The split that a finished model is measured on where none is named: test, or valid where there is none."""
+        return "test" if "test" in self.splits else "valid"
+
     @abstractmethod
     def settings(self) -> dict[str, Any]:
         """What the data tell the model's configuration: vocabulary, special tokens, labels, sizes."""

@@ -222,7 +222,7 @@ def _write_model(run: Run, task: Task, model: Any) -> None:
 def evaluate(run: Run, recipe: Recipe, split: str | None = None, *, say: Say | None = None) -> dict[str, Any]:
     """The metrics of a finished run's model on a split; without a name on test, or on valid where there is none."""
     task, predictor = loaded(run, recipe, say=say)
-    split = split or ("test" if "test" in task.splits else "valid")
+    split = split or task.measured_split
     if split not in task.splits:
         raise UserError(f"unknown split {split!r}; choose from {', '.join(task.splits)}")
     return {"task": recipe.task, "split": split, "metrics": task.measure(predictor, split).metrics}
