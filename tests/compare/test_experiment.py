@@ -192,10 +192,25 @@ def test_a_comparison_goes_on_where_it_was_and_ends_the_same(whole, tmp_path, mo
     for fewer, seeds in (names, 1), (["transformer", "macaron:1", "parallel:1"], 2):
         with pytest.raises(UserError, match=r"b has 2 seeds of .*; to leave some out would choose by the result"):
             compare(Experiment(tmp_path / "b", whole, fewer, "none", seeds), say=lambda line: None)
+    for others in names[:2], [*names[:2], "parallel-rk4"], ["macaron", "transformer", *names[2:]]:
+        with pytest.raises(UserError, match=r"b compares transformer, macaron, parallel: .* would choose"):
+            compare(Experiment(tmp_path / "b", whole, others, "none", 2), say=lambda line: None)
     before = (tmp_path / "b" / "costs.json").read_text()
     faster = Experiment(tmp_path / "b", whole, names, "none", 2, jobs=2)
     assert _quality(compare(faster, say=lambda line: None)) == _quality(first)
     assert (tmp_path / "b" / "costs.json").read_text() == before  # measured once
+
+
+def test_a_scheme_may_be_added_to_a_comparison(whole, tmp_path):
+    """And the result is that of a comparison which had it from the start; no run is made again."""
+    names = ["transformer", "parallel", "macaron"]
+    compare(Experiment(tmp_path / "a", whole, names[:2], "none", 1), say=lambda line: None)
+    kept = tmp_path / "a" / "parallel" / "seed-1" / "results.json"
+    before = kept.read_bytes()
+    added = compare(Experiment(tmp_path / "a", whole, names, "none", 1), say=lambda line: None)
+    assert kept.read_bytes() == before
+    at_once = compare(Experiment(tmp_path / "b", whole, names, "none", 1), say=lambda line: None)
+    assert _quality(added) == _quality(at_once)
 
 
 def _report_can_be_made_again(folder, out):

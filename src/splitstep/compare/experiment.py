@@ -87,10 +87,10 @@ class Experiment:
             # Keys that are newer than the comparison have their defaults.
             began = {"comparison": before["comparison"], "recipe": recipe(before["recipe"]).settings()}
             changed = differences(*(json.loads(json.dumps(whole)) for whole in (began, self.setup())))
-            self._refuse_fewer_seeds(before["comparison"]["seeds"])
             may_change = {f"recipe.{key}" for key in HOW_IT_IS_DONE}
-            if self.match != "seconds":  # where the pace depends on it
-                may_change.add("comparison.jobs")
+            if self.match != "seconds":  # where paces were measured side by side, with that many threads
+                may_change |= {"comparison.jobs", "comparison.schemes"}
+            self._refuse_less(before["comparison"])
             changed = {
                 key: values
                 for key, values in changed.items()
@@ -102,11 +102,18 @@ class Experiment:
         elif self.folder.is_dir() and any(self.folder.iterdir()):
             raise UserError(f"{self.folder} is no comparison: it has other files and no comparison.json")
 
-    def _refuse_fewer_seeds(self, before: dict[str, int]) -> None:
-        for name, asked in self.setup()["comparison"]["seeds"].items():
-            if asked < before.get(name, 0):
+    def _refuse_less(self, before: dict[str, Any]) -> None:
+        """Schemes and seeds may be added behind those that a comparison has; to leave some out is to choose."""
+        now = self.setup()["comparison"]
+        if now["schemes"][: len(before["schemes"])] != before["schemes"]:
+            raise UserError(
+                f"{self.folder} compares {', '.join(before['schemes'])}: others may follow them, but to leave some out "
+                "would choose by the result"
+            )
+        for name, had in before["seeds"].items():
+            if now["seeds"][name] < had:
                 raise UserError(
-                    f"{self.folder} has {before[name]} seeds of {name}; to leave some out would choose by the result"
+                    f"{self.folder} has {had} seeds of {name}; to leave some out would choose by the result"
                 )
 
     def begin(self, pace: dict[str, float] | None) -> None:
