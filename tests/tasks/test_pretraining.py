@@ -115,11 +115,15 @@ def test_the_tokens_are_written_once(tmp_path, monkeypatch):
     task(root, max_length=16).lengths("train")
 
 
+def wordpiece(root):
+    (root / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\none\ntwo\nzero\nthree\nfour\n.\n")
+    return {"kind": "wordpiece", "file": "vocab.txt", "lowercase": True}
+
+
 def test_a_given_wordpiece_vocabulary_and_wikitext_s_unknown_words(tmp_path):
     root = corpora.documents(tmp_path / "data")
-    (root / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\none\ntwo\nzero\nthree\nfour\n.\n")
     (root / "train.txt").write_text("One <unk> .\nTwo .\n\nThree .\nFour .\n")
-    made = task(root, vocabulary={"kind": "wordpiece", "file": "vocab.txt", "lowercase": True})
+    made = task(root, vocabulary=wordpiece(root))
     assert made.settings()["mask_token_id"] == 4
     assert [made.corpus("train").sentences[i].tolist() for i in range(2)] == [[5, 1, 10], [6, 10]]
     made.save_processor(tmp_path / "saved")
@@ -134,6 +138,10 @@ def test_text_without_two_documents_is_refused(tmp_path):
     root = corpora.documents(tmp_path / "data", train=1, valid=2)
     with pytest.raises(UserError, match="the train text has fewer than two documents"):
         task(root, test=None).lengths("train")
+    nothing = "\u2060\n\u2060\n"  # format characters are no tokens of WordPiece
+    (root / "train.txt").write_text(f"One .\nTwo .\n\n{nothing}\n{nothing}", encoding="utf-8")
+    with pytest.raises(UserError, match="the train text has fewer than two documents"):
+        task(root, test=None, vocabulary=wordpiece(root)).lengths("train")
     with pytest.raises(UserError, match=r"give one of data.valid and data.valid_every"):
         task(root, valid=None, test=None)
 
