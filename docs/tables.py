@@ -166,10 +166,11 @@ def results() -> str:
 def glue() -> str:
     """What fine-tuning reaches on the eight tasks, a column for each set of weights it began with."""
     columns = {path.stem: json.loads(path.read_text()) for path in sorted(FINE_TUNED.glob("*.json"))}
-    first, *_ = columns.values()
+    first = columns["random"]
+    scores = [{row["task"]: row["score"] for row in column["tasks"]} for column in columns.values()]
     rows = [
-        [f"{row['task']} ({', '.join(row['metrics'])})", *(_seeds(c["tasks"][i]["score"]) for c in columns.values())]
-        for i, row in enumerate(first["tasks"])
+        [f"{row['task']} ({', '.join(row['metrics'])})", *(_seeds(own[row["task"]]) for own in scores)]
+        for row in first["tasks"]
     ]
     means = [[name, *(_seeds(c["averages"][name]) for c in columns.values())] for name in first["averages"]]
     return markdown(["task", *(f"{name} weights" for name in columns)], [*rows, *means])
