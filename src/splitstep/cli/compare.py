@@ -35,7 +35,7 @@ def compare(
 
     Data order, vocabulary, schedule, averaging and evaluation are the same for all. With one seed a difference is held
     against the choice of test examples only; with more, against luck in training too. The same command goes on with
-    what was interrupted. It ends with a page, FOLDER/report.html.
+    what was interrupted, and with more seeds or further schemes it adds them. It ends with a page, FOLDER/report.html.
 
     Example: splitstep compare laptop/multi30k-de-en --schemes transformer,macaron,parallel/integrator=heun --seeds 3
     """

@@ -90,7 +90,6 @@ class Experiment:
             may_change = {f"recipe.{key}" for key in HOW_IT_IS_DONE}
             if self.match != "seconds":  # where paces were measured side by side, with that many threads
                 may_change |= {"comparison.jobs", "comparison.schemes"}
-            self._refuse_less(before["comparison"])
             changed = {
                 key: values
                 for key, values in changed.items()
@@ -99,6 +98,7 @@ class Experiment:
             if changed:
                 listed = "; ".join(f"{key} was {old!r}, now {new!r}" for key, (old, new) in changed.items())
                 raise UserError(f"{self.folder} holds another comparison: {listed}")
+            self._refuse_less(before["comparison"])
         elif self.folder.is_dir() and any(self.folder.iterdir()):
             raise UserError(f"{self.folder} is no comparison: it has other files and no comparison.json")
 
