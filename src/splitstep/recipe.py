@@ -32,11 +32,11 @@ class Training(Section):
     micro_batches: Positive = 1  # pieces of an update, to fit memory; nothing but the time depends on them
     repeated_augmentation: Positive = 1  # how often an image is in an update, each time drawn anew
 
-    optimizer: Literal["adamw", "nag"] = "adamw"
+    optimizer: Literal["adamw", "nag", "muon"] = "adamw"  # muon: of the layers' matrices, beside adamw of all else
     learning_rate: float = Field(gt=0)  # the highest; of transevolve a factor
     betas: Annotated[list[float], Field(min_length=2, max_length=2)] = [0.9, 0.98]
     eps: float = Field(default=1e-8, gt=0)
-    momentum: Rate = 0.99  # of nag
+    momentum: Rate = 0.99  # of nag; that of muon is 0.95
     weight_decay: float = Field(default=0.0, ge=0)  # decoupled
     decay: Literal["all", "matrices"] = "all"  # whether norms, biases and embeddings of positions decay too
     clip: float = Field(default=0.0, ge=0)  # the norm that gradients are cut to; 0 leaves them
@@ -83,6 +83,8 @@ class Training(Section):
             raise ValueError("training.final = 'ema' needs training.ema, the decay of the average")
         if self.ema is not None and self.sharding != "none":
             raise ValueError("training.ema keeps whole weights, which training.sharding = 'fsdp' does not have")
+        if self.optimizer == "muon" and self.sharding != "none":
+            raise ValueError("training.optimizer = 'muon' needs whole matrices, which training.sharding = 'fsdp' cuts")
         if self.schedule == "cosine_restarts" and self.period is None:
             raise ValueError("training.schedule = 'cosine_restarts' needs training.period")
         if self.repeated_augmentation > 1 and self.batch_size is None:

@@ -418,6 +418,15 @@ def test_xavier_starts_queries_keys_and_values_as_one_matrix():
         assert module.out_proj.weight.abs().max().item() == pytest.approx((6 / (64 + 64)) ** 0.5, rel=0.01)
 
 
+def test_kaiming_starts_with_the_inverse_of_what_a_matrix_reads_and_twice_that_behind_an_activation():
+    made = build("SplitstepForMaskedLM", hidden_size=64, intermediate_size=256, initialization="kaiming")
+    read = {name: p.shape[1] * p.var().item() for name, p in made.named_parameters() if p.ndim == 2}
+    for part, gain in {"q_proj": 1, "out_proj": 1, "up_proj": 1, "down_proj": 2, "tokens": 1}.items():
+        found = [share for name, share in read.items() if part in name]
+        assert found
+        assert found == pytest.approx([gain] * len(found), rel=0.1)
+
+
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("model", ["SplitstepForMaskedLM", "SplitstepForCausalLM", "SplitstepForConditionalGeneration"])
 def test_token_embeddings_can_be_resized(model, tied):

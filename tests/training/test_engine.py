@@ -90,7 +90,15 @@ def test_a_run_that_crashed_goes_on_to_the_same_bits(tables, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(
-    "settings", [{"workers": 2}, {"micro_batches": 2, "ema": 0.5, "final": "ema"}, {"precision": "bf16"}], ids=str
+    "settings",
+    [
+        {"workers": 2},
+        {"micro_batches": 2, "ema": 0.5, "final": "ema"},
+        {"precision": "bf16"},
+        {"optimizer": "nag"},
+        {"optimizer": "muon"},
+    ],
+    ids=str,
 )
 def test_a_run_with_other_settings_goes_on_to_the_same_bits(one_task, tmp_path, monkeypatch, settings):
     _crashes_to_the_same_bits(one_task, tmp_path, monkeypatch, settings)

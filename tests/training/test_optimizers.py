@@ -1,15 +1,18 @@
 """Optimizers: a run makes the steps that their equations say."""
 
+import copy
 from itertools import islice
+from typing import get_args
 
 import pytest
 import torch
 from tests import corpora
 from tests.runs import weights
 
+from splitstep import SplitstepModel, preset
 from splitstep.recipe import Training, recipe
 from splitstep.training.engine import train
-from splitstep.training.optimizers import optimizer
+from splitstep.training.optimizers import OPTIMIZERS, optimizer
 from splitstep.training.ready import build, configuration, plan, task_of
 
 STEPS = {"updates": 3, "evaluate_every": 3, "optimizer": "nag", "learning_rate": 0.05, "momentum": 0.9}
@@ -55,7 +58,7 @@ def test_nag_trains_by_the_steps_of_nesterov(tmp_path):
 def quadratic():
     """A bowl, whose gradient is known."""
     torch.manual_seed(0)
-    model = torch.nn.Linear(4, 3)
+    model = torch.nn.ModuleDict({"stack": torch.nn.Linear(4, 3)})
     slopes = torch.rand(3, 4), torch.rand(3)
     return model, lambda: sum((s * p**2).sum() for s, p in zip(slopes, model.parameters(), strict=True)) / 2
 
@@ -80,7 +83,42 @@ def test_nag_is_torch_s_nesterov(momentum):
     assert not torch.allclose(ours, plain, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["adamw", "nag"])
+def test_muon_moves_the_matrices_of_layers_and_adamw_all_else():
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 20, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+    model = SplitstepModel(preset("macaron", **sizes, num_hidden_layers=2))
+    tokens = torch.randint(20, (3, 5))
+    settings = Training(updates=1, batch_size=1, learning_rate=0.01, weight_decay=0.1, optimizer="muon")
+
+    def trained(make):
+        moving = copy.deepcopy(model)
+        steps = make(moving)
+        for _ in range(4):
+            moving.zero_grad()
+            moving(input_ids=tokens).last_hidden_state.pow(3).mean().backward()
+            for step in steps:
+                step.step()
+        return dict(moving.named_parameters())
+
+    def apart(moving):
+        inner = [p for p in moving.encoder.stack.parameters() if p.ndim == 2]
+        rest = [p for p in moving.parameters() if all(p is not q for q in inner)]
+        return (
+            torch.optim.Muon(inner, lr=0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(rest, lr=0.01, betas=(0.9, 0.98), weight_decay=0.1, fused=True),
+        )
+
+    ours, theirs = trained(lambda moving: [optimizer(moving, settings)]), trained(apart)
+    assert sum(p.ndim == 2 for p in model.encoder.stack.parameters()) == 2 * (4 + 4)
+    for name, parameter in ours.items():
+        torch.testing.assert_close(parameter, theirs[name], msg=name)
+
+
+def test_every_optimizer_has_its_name_in_recipes():
+    assert set(get_args(Training.model_fields["optimizer"].annotation)) == set(OPTIMIZERS)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_decay_shrinks_weights_beside_the_step_and_not_through_it(name):
     settings = {"updates": 1, "batch_size": 1, "learning_rate": 0.1, "optimizer": name, "momentum": 0.9}
     decaying, free = (Training(**settings, weight_decay=decay) for decay in (0.5, 0.0))
@@ -100,7 +138,7 @@ def test_decay_shrinks_weights_beside_the_step_and_not_through_it(name):
     torch.testing.assert_close(path(lambda model: optimizer(model, decaying)), path(by_hand))
 
 
-@pytest.mark.parametrize("name", ["adamw", "nag"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_decay_of_matrices_spares_the_vectors(name):
     settings = {"updates": 1, "batch_size": 1, "learning_rate": 0.1, "weight_decay": 0.5, "decay": "matrices"}
     model, _ = quadratic()
@@ -110,5 +148,5 @@ def test_decay_of_matrices_spares_the_vectors(name):
         parameter.grad = torch.zeros_like(parameter)
     stepping.step()
     after = dict(model.named_parameters())
-    torch.testing.assert_close(after["bias"], before["bias"], check_stride=False)
-    assert (after["weight"].abs() < before["weight"].abs()).all()
+    torch.testing.assert_close(after["stack.bias"], before["stack.bias"], check_stride=False)
+    assert (after["stack.weight"].abs() < before["stack.weight"].abs()).all()

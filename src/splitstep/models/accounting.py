@@ -45,9 +45,13 @@ def parameters(model: SplitstepPreTrainedModel) -> Parameters:
     """The unique parameters of a model by part."""
     counts = {"body": 0, "embeddings": 0, "head": 0}
     for name, parameter in model.named_parameters():  # which gives a shared parameter once, under its first name
-        part = "body" if ".stack." in f".{name}" else "embeddings" if ".embeddings." in f".{name}" else "head"
-        counts[part] += parameter.numel()
+        counts[part_of(name)] += parameter.numel()
     return Parameters(**counts)
+
+
+def part_of(name: str) -> str:
+    """The part of a model that has the parameter of this name."""
+    return "body" if ".stack." in f".{name}" else "embeddings" if ".embeddings." in f".{name}" else "head"
 
 
 # Models that read a whole text and say one thing.

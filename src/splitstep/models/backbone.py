@@ -17,7 +17,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 from splitstep.fields.attention import KERNELS, Attention
 from splitstep.fields.evaluation import Sight
 from splitstep.fields.evolution import BilinearAttention, EvolvedAttention, PublishedCondition
-from splitstep.fields.feedforward import RandomProjection, RotatedFeedForward, Rotations
+from splitstep.fields.feedforward import FeedForward, RandomProjection, RotatedFeedForward, Rotations
 from splitstep.models.adaptive import AdaptiveInput, AdaptiveSoftmax
 from splitstep.models.configuration import SplitstepConfig
 from splitstep.models.embeddings import ImageEmbeddings, TextEmbeddings
@@ -153,15 +153,21 @@ class SplitstepPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        xavier = self.config.initialization == "xavier"
-        std = self.config.hidden_size**-0.5 if xavier else self.config.initializer_range
+        xavier, kaiming = (self.config.initialization == name for name in ("xavier", "kaiming"))
+        std = self.config.hidden_size**-0.5 if xavier or kaiming else self.config.initializer_range
         if isinstance(module, Attention) and xavier:
             # The three projections are initialised as one matrix, whose limit is smaller by sqrt(2).
             for projection in (module.q_proj, module.k_proj, module.v_proj):
                 init.xavier_uniform_(projection.weight, gain=2**-0.5)
                 projection.weight._is_hf_initialized = True  # type: ignore[attr-defined]
+        elif isinstance(module, FeedForward) and kaiming:
+            # Behind an activation, which loses half of the variance.
+            init.kaiming_normal_(module.down_proj.weight, nonlinearity="relu")
+            module.down_proj.weight._is_hf_initialized = True  # type: ignore[attr-defined]
         elif isinstance(module, nn.Linear) and xavier:
             init.xavier_uniform_(module.weight)
+        elif isinstance(module, nn.Linear) and kaiming:
+            init.kaiming_normal_(module.weight, nonlinearity="linear")
         elif isinstance(module, nn.Linear | nn.Conv2d):
             init.trunc_normal_(module.weight, std=std)
         elif isinstance(module, nn.Embedding):

@@ -40,6 +40,7 @@ HALTINGS = {"none": "every particle takes every step", "act": "each particle hal
 INITIALIZATIONS = {
     "normal": "weights and embeddings normal with `initializer_range` (BERT, GPT-2, ViT)",
     "xavier": "weights Xavier-uniform, embeddings normal with hidden_size ** -0.5 (fairseq)",
+    "kaiming": "weights Kaiming-normal, embeddings normal with hidden_size ** -0.5 (Macaron Net's BERT)",
 }
 
 # Keys that Hugging Face's own machinery passes or saves beside the fields of a configuration.
