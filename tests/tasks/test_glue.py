@@ -13,6 +13,7 @@ from transformers import pipeline
 from typer.testing import CliRunner
 
 from splitstep.cli import app
+from splitstep.cli.glue import RECIPES
 from splitstep.compare.glue import Experiment, _averages, fine_tune
 from splitstep.recipe import recipe
 from splitstep.solver.errors import RunError, UserError
@@ -366,3 +367,12 @@ def test_the_command_prints_one_table_and_pure_json(tmp_path, begun):
     wrong = CliRunner().invoke(app, [*command, "--tasks", "ColA"]).exception
     assert isinstance(wrong, UserError)
     assert "did you mean 'CoLA'" in str(wrong)
+
+
+@pytest.mark.parametrize("task", ["RTE", "QNLI"])
+def test_of_several_recipes_the_one_that_has_a_task_fine_tunes_it(begun, tmp_path, task):
+    setting = (f"data.task={task}",)
+    trials = Experiment(tmp_path, RECIPES, begun / "encoder", settings=setting, seeds=2).trials()
+    assert [(trial.task, trial.seed) for trial in trials] == [(task, 1), (task, 2)]
+    every = Experiment(tmp_path, RECIPES, begun / "encoder").trials()
+    assert len({trial.folder for trial in every}) == len(every) == 3 * len(GLUE)

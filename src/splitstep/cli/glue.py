@@ -9,6 +9,8 @@ from splitstep.cli.app import app
 from splitstep.cli.output import Json, print_json, print_table
 from splitstep.cli.run import RunFolder, Settings
 
+RECIPES = ("laptop/glue-small", "laptop/glue-large")
+
 
 @app.command()
 def glue(
@@ -16,7 +18,7 @@ def glue(
     settings: Settings = None,
     recipe: Annotated[
         list[str] | None,
-        typer.Option(help="A recipe of the task glue, whose grid is searched; laptop/glue without it."),
+        typer.Option(help=f"A recipe of the task glue, whose grid is searched; {' and '.join(RECIPES)} without it."),
     ] = None,
     tasks: Annotated[str | None, typer.Option(help="Some tasks, with commas between them.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each task; as the recipe says without it.")] = None,
@@ -40,7 +42,7 @@ def glue(
     weights = "random" if from_scratch else "trained"
     folder = out or Path("glue") / f"{run.resolve().name}{'-from-scratch' if from_scratch else ''}"
     chosen = tuple(tasks.split(",")) if tasks else ()
-    names = tuple(recipe or ["laptop/glue"])
+    names = tuple(recipe or RECIPES)
     experiment = Experiment(folder, names, run, chosen, seeds, weights, tuple(settings or ()), jobs)
     results = fine_tune(experiment, say=lambda line: typer.echo(line, err=True))
     if as_json:

@@ -56,23 +56,24 @@ class Experiment:
 
     def trials(self) -> list[Trial]:
         """All runs: every task with the first seed, then with the next."""
-        found = [trial for name in self.recipe_names for trial in self._trials(name)]
-        for task in self.tasks:
+        told = dict(map(setting, self.settings))
+        one = told.pop("data.task", None)
+        asked = self.tasks or ((one,) if one else ())
+        found = [trial for name in self.recipe_names for trial in self._trials(name, told)]
+        for task in asked:
             lookup(f"task of {', '.join(self.recipe_names)}", task, {trial.task: trial for trial in found})
-        if self.tasks:
-            found = sorted(
-                (trial for trial in found if trial.task in self.tasks), key=lambda t: self.tasks.index(t.task)
-            )
+        if asked:
+            found = sorted((trial for trial in found if trial.task in asked), key=lambda t: asked.index(t.task))
         return sorted(found, key=lambda t: t.seed)
 
-    def _trials(self, name: str) -> Iterator[Trial]:
-        tables = with_settings(read(name), map(setting, self.settings))
+    def _trials(self, name: str, told: dict[str, Any]) -> Iterator[Trial]:
+        tables = with_settings(read(name), told.items())
         if tables.get("task") != "glue":
             raise UserError(f"{name} is a recipe of the task {tables.get('task')}, not glue")
         begin = [("training.init", str(self.run.resolve())), ("training.init_weights", self.weights)]
         tables = with_settings(tables, begin)
-        grid, told = dict(tables.get("grid", {})), dict(map(setting, self.settings))
-        tasks = [told["data.task"]] if "data.task" in told else grid.pop("data.task", list(GLUE))
+        grid = dict(tables.get("grid", {}))
+        tasks = grid.pop("data.task", list(GLUE))
         seeds = [told["training.seed"]] if "training.seed" in told else grid.pop("training.seed", range(1, SEEDS + 1))
         for seed in range(1, self.seeds + 1) if self.seeds else seeds:
             for task in tasks:
