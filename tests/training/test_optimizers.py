@@ -114,6 +114,11 @@ def test_muon_moves_the_matrices_of_layers_and_adamw_all_else():
         torch.testing.assert_close(parameter, theirs[name], msg=name)
 
 
+def test_muon_refuses_matrices_in_parts():
+    with pytest.raises(ValueError, match="needs whole matrices"):
+        Training(updates=1, batch_size=1, learning_rate=0.1, optimizer="muon", sharding="fsdp")
+
+
 def test_every_optimizer_has_its_name_in_recipes():
     assert set(get_args(Training.model_fields["optimizer"].annotation)) == set(OPTIMIZERS)
 
