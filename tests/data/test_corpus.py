@@ -148,3 +148,10 @@ def test_the_quirks_are_what_they_say():
         assert sorted(set(tokens[1:][target[1:]].tolist())) == [t for t in (4, 5, 6, 7) if t not in spared]
         assert target[0] == ("class_token" in quirks)
         assert seen[0] == 1
+
+
+def test_a_rounded_count_is_the_same_for_every_draw():
+    tokens = np.asarray([1, *range(4, 17), 2], dtype=np.int32)
+    for quirks, counts in (["rounded_count"], {2}), ([], {1, 2}):
+        masker = Masker(Masking(quirks=quirks), 20, frozenset({0, 1, 2, 3}), mask=3)
+        assert {int(masker(tokens, np.random.default_rng(seed))[1].sum()) for seed in range(100)} == counts

@@ -16,6 +16,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 QUIRKS = {
     "class_token": "the class token, which is never hidden, is a target too and counts in the mean",
     "spared_token": "the first ordinary token of the vocabulary is never chosen",
+    "rounded_count": "as many tokens are chosen as the rate says, rounded: none of three",
 }
 
 
@@ -25,7 +26,7 @@ class Masking(Section):
     rate: float = Field(default=0.15, gt=0, le=1)
     hidden: Share = 0.8
     exchanged: Share = 0.1
-    quirks: list[Literal["class_token", "spared_token"]] = []
+    quirks: list[Literal["class_token", "spared_token", "rounded_count"]] = []
 
     @model_validator(mode="after")
     def _fits(self) -> "Masking":
@@ -61,7 +62,8 @@ class Masker:
         settings = self.settings
         places = np.flatnonzero(self._eligible[tokens])
         # Rounded up as often as the fraction says, so that the rate holds for short sequences too.
-        count = int(settings.rate * len(places) + rng.random())
+        chance = 0.5 if "rounded_count" in settings.quirks else rng.random()
+        count = int(settings.rate * len(places) + chance)
         chosen = rng.permutation(places)[:count]
         fate = rng.random(count)
         seen, target = tokens.copy(), np.zeros(len(tokens), dtype=bool)
