@@ -216,9 +216,9 @@ class SplitstepTrainer(Trainer):
         """The largest vote of all processes: what one has met, all act upon."""
         if self.args.world_size <= 1:
             return list(votes)
-        cast = torch.tensor(votes, dtype=torch.int32, device=self.args.device)
-        torch.distributed.all_reduce(cast, torch.distributed.ReduceOp.MAX)
-        return cast.tolist()
+        ballot = torch.tensor(votes, dtype=torch.int32, device=self.args.device)
+        torch.distributed.all_reduce(ballot, torch.distributed.ReduceOp.MAX)
+        return ballot.tolist()
 
     def _not_finite(self) -> str:
         number = self.state.global_step
