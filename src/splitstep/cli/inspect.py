@@ -150,15 +150,18 @@ def order(
     """Order of accuracy of every scheme, derived and measured.
 
     Derived: from the coefficients alone, in exact fractions. Measured: the slope of the error under halved steps, in
-    float64, on the attention and feed-forward fields the models use. All schemes take about a minute; the options
+    float64, on the attention and feed-forward fields the models use. All schemes take less than a minute; the options
     choose some.
 
     Example: splitstep order --splitting strang --integrator euler
     """
     rows = _chosen_schemes(part, splitting, integrator)
 
+    import torch
+
     from splitstep.fields.probe import measured_orders
 
+    torch.set_num_threads(1)  # four particles: more took six times as long beside other work
     results = []
     widths = (8, 21, 11, 8, 9, 6)
     if not as_json:
