@@ -1,10 +1,13 @@
 """Documents of every format come as plain sentences."""
 
+import tarfile
+
 import pytest
 
 from splitstep.data.files import STRICT
 from splitstep.data.sentences import DOCUMENTS, by_rule, joined
 from splitstep.data.wikipedia import pages, prose
+from splitstep.solver.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -33,12 +36,12 @@ def test_short_sentences_are_joined_to_the_next():
 
 def test_text_with_blank_lines_has_a_document_between_them(tmp_path):
     (tmp_path / "a").write_text("One.\nTwo.\n\n\nThree.\n")
-    assert list(DOCUMENTS["paragraphs"](tmp_path / "a", STRICT)) == [["One.", "Two."], ["Three."]]
+    assert list(DOCUMENTS["paragraphs"].documents(tmp_path, "a", STRICT)) == [["One.", "Two."], ["Three."]]
 
 
 def test_wikitext_loses_its_headings_and_joins_its_numbers(tmp_path):
     (tmp_path / "a").write_text(" \n = Title = \n \n A 1 @,@ 000 @-@ fold text . \n \n = = Part = = \n \n More . \n")
-    blank, article = DOCUMENTS["wikitext"](tmp_path / "a", STRICT)
+    blank, article = DOCUMENTS["wikitext"].documents(tmp_path, "a", STRICT)
     assert (blank, article) == ([], ["A 1,000-fold text .", "More ."])
 
 
@@ -70,7 +73,7 @@ Boil [http://x.org water] for 3&amp;nbsp;minutes.&lt;ref&gt;a book&lt;/ref&gt; &
 
 def test_pages_of_a_dump_become_paragraphs(tmp_path):
     (tmp_path / "a").write_text(DUMP)
-    tea, cut = DOCUMENTS["enwik8"](tmp_path / "a", STRICT)
+    tea, cut = DOCUMENTS["enwik8"].documents(tmp_path, "a", STRICT)
     assert tea == ["Tea is a beverage — see leaves.", "Boil water for 3 minutes. Pour."]
     assert cut == ["The file ends in the mid"]
 
@@ -78,6 +81,26 @@ def test_pages_of_a_dump_become_paragraphs(tmp_path):
 def test_a_dump_that_begins_inside_a_page_keeps_it(tmp_path):
     (tmp_path / "a").write_text("dle of a page.\nMore.</text>\n</page>\n<page>\n<text>Next.</text>\n")
     assert list(pages(tmp_path / "a")) == ["dle of a page.\nMore.", "Next."]
+
+
+def test_reviews_are_documents_labelled_or_not_from_a_folder_and_from_its_archive(tmp_path):
+    for name, text in {"pos/0_9.txt": "Good.<br /><br />Yes!", "unsup/5_0.txt": "Two stars?", "urls.txt": "x"}.items():
+        path = tmp_path / "sets" / "aclImdb" / "train" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "packed" / "sets").mkdir(parents=True)
+    with tarfile.open(tmp_path / "packed" / "sets" / "aclImdb.tar.xz", "w:xz") as archive:
+        archive.add(tmp_path / "sets" / "aclImdb", "aclImdb")
+    for root in (tmp_path, tmp_path / "packed"):
+        found = list(DOCUMENTS["imdb"].documents(root, "sets/aclImdb/train", STRICT))
+        assert found == [["Good.", "Yes!"], ["Two stars?"]]
+
+
+def test_a_review_that_is_no_text_is_named(tmp_path):
+    (tmp_path / "pos").mkdir()
+    (tmp_path / "pos" / "1_9.txt").write_bytes(b"\xff")
+    with pytest.raises(UserError, match=r"1_9\.txt: not utf-8 at byte 1"):
+        list(DOCUMENTS["imdb"].documents(tmp_path, ".", STRICT))
 
 
 def test_prose_ends_with_unbalanced_markup_too():

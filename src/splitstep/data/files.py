@@ -125,6 +125,16 @@ def fingerprint(paths: Iterable[Path], *, under: Path) -> dict[str, str]:
     return sums
 
 
+def fingerprint_of(name: str, paths: list[Path], *, under: Path) -> dict[str, str]:
+    """The content of what a recipe names: of a file by itself, of the files of a folder together."""
+    if len(paths) == 1:
+        return fingerprint(paths, under=under)
+    whole = hashlib.sha256()
+    for path in paths:
+        whole.update(f"{path.relative_to(under)} {checksum(path)}\n".encode())
+    return {name: whole.hexdigest()}
+
+
 def checksum(path: Path) -> str:
     """The content of a file."""
     with path.open("rb") as file:

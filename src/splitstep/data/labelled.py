@@ -4,10 +4,8 @@ An image is a text too: the grey values of its pixels, row by row, as words.
 """
 
 import csv
-import hashlib
 import json
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from splitstep.data import images, listops
-from splitstep.data.archives import npz_arrays, tar_files
-from splitstep.data.files import PACKERS, STRICT, BadRowError, Reading, checksum, find, fingerprint, lines, placed_lines
+from splitstep.data import images, imdb, listops
+from splitstep.data.archives import npz_arrays
+from splitstep.data.files import STRICT, BadRowError, Reading, find, fingerprint_of, lines, placed_lines
 from splitstep.solver.errors import UserError, unknown
 
 Record = tuple[str, Any]  # where it stands, and what stands there or what is wrong with it
@@ -129,13 +127,7 @@ def _flaw_of_number(label: str, low: float, high: float) -> str | None:
 
 def checksums(choice: Choice, folder: Path, name: str) -> dict[str, str]:
     """The content of a file, or of all files of a folder together."""
-    paths = choice.format.files(folder, name)
-    if len(paths) == 1:
-        return fingerprint(paths, under=folder)
-    whole = hashlib.sha256()
-    for path in paths:
-        whole.update(f"{path.relative_to(folder)} {checksum(path)}\n".encode())
-    return {name: whole.hexdigest()}
+    return fingerprint_of(name, choice.format.files(folder, name), under=folder)
 
 
 # Records
@@ -239,46 +231,14 @@ def _ag_news_names(folder: Path) -> dict[str, str]:
     return {str(number): name for number, name in enumerate(listed, start=1)}
 
 
-# The Large Movie Review Dataset (Maas et al. 2011): aclImdb/train/pos/0_9.txt, unpacked or in its archive
-
-_REVIEW = re.compile(r"(?:^|/)(?P<label>pos|neg)/\d+_(?P<rating>\d+)\.txt$")
-_ARCHIVES = [f"{version}.tar{ending}" for version in ("", "_v1") for ending in PACKERS]
-
-
-def _imdb_files(folder: Path, name: str) -> list[Path]:
-    """The archive, or the reviews of a folder, in the order of their names."""
-    if (folder / name).is_dir():
-        found = sorted(path for path in (folder / name).glob("*/*.txt") if _REVIEW.search(path.as_posix()))
-        if not found:
-            raise UserError(f"{folder / name} has no reviews pos/ID_RATING.txt and neg/ID_RATING.txt")
-        return found
-    root = name.split("/")[0]
-    archives = [folder / f"{root}{ending}" for ending in _ARCHIVES if (folder / f"{root}{ending}").is_file()]
-    if not archives:
-        raise UserError(f"no file {folder / root}.tar, nor with .gz or .xz, nor a folder {folder / name}")
-    return archives[:1]
-
-
-def _imdb_records(folder: Path, name: str) -> Iterator[Record]:
-    files = _imdb_files(folder, name)
-    if (folder / name).is_dir():
-        yield from ((str(path), (path.as_posix(), path.read_bytes())) for path in files)
-        return
-    inside = tar_files(files[0], lambda member: member.startswith(f"{name}/") and bool(_REVIEW.search(member)))
-    reviews = sorted(inside)
-    if not reviews:
-        raise UserError(f"{files[0]} has no reviews {name}/pos/ID_RATING.txt and {name}/neg/ID_RATING.txt")
-    yield from ((f"{files[0]}, {member}", (member, content)) for member, content in reviews)
+# The Large Movie Review Dataset
 
 
 def _imdb_row(record: tuple[str, bytes]) -> Sequence[str]:
     name, content = record
-    found = _REVIEW.search(name)
+    found = imdb.LABELLED.search(name)
     assert found is not None
-    try:
-        return content.decode("utf-8"), found["label"], found["rating"]
-    except UnicodeDecodeError as error:
-        raise BadRowError(f"not utf-8 at byte {error.start + 1}") from None
+    return imdb.text(content), found["label"], found["rating"]
 
 
 # TREC (Li & Roth 2002): COARSE:fine question
@@ -389,11 +349,11 @@ FORMATS: dict[str, Format] = {
     ),
     "imdb": Format(
         columns=("review", "label", "rating"),
-        records=_imdb_records,
+        records=imdb.records,
         row=_imdb_row,
         text="review",
         label="label",
-        files=_imdb_files,
+        files=imdb.files,
     ),
     "trec": Format(
         columns=("question", "coarse", "fine"), records=_latin_lines, row=_trec_row, text="question", label="coarse"

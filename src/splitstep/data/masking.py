@@ -13,11 +13,11 @@ from splitstep.data.settings import Section
 Share = Annotated[float, Field(ge=0, le=1)]
 
 # What the code that Macaron Net's authors released does beside.
-QUIRKS = {
-    "class_token": "the class token, which is never hidden, is a target too and counts in the mean",
-    "spared_token": "the first ordinary token of the vocabulary is never chosen",
-    "rounded_count": "as many tokens are chosen as the rate says, rounded: none of three",
-}
+Quirk = Literal[
+    "class_token",  # the class token, which is never hidden, is a target too and counts in the mean
+    "spared_token",  # the first ordinary token of the vocabulary is never chosen
+    "rounded_count",  # as many tokens are chosen as the rate says, rounded: none of three
+]
 
 
 class Masking(Section):
@@ -26,7 +26,7 @@ class Masking(Section):
     rate: float = Field(default=0.15, gt=0, le=1)
     hidden: Share = 0.8
     exchanged: Share = 0.1
-    quirks: list[Literal["class_token", "spared_token", "rounded_count"]] = []
+    quirks: list[Quirk] = []
 
     @model_validator(mode="after")
     def _fits(self) -> "Masking":

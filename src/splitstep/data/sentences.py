@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from splitstep.data import text
-from splitstep.data.files import Reading
+from splitstep.data import imdb, text
+from splitstep.data.files import BadRowError, Reading, find
 from splitstep.data.wikipedia import pages, prose
 
 _JOINED = re.compile(r" @(.)@ ")  # WikiText's mark inside numbers and compounds: 1 @,@ 000
@@ -26,11 +28,36 @@ def _enwik8(path: Path, reading: Reading) -> Iterator[list[str]]:
     yield from map(prose, pages(path, reading))
 
 
-# A new format of documents is one entry: the paragraphs of each, without headings.
-DOCUMENTS: dict[str, Callable[[Path, Reading], Iterator[list[str]]]] = {
-    "paragraphs": _paragraphs,
-    "wikitext": _wikitext,
-    "enwik8": _enwik8,
+def _imdb(folder: Path, name: str, reading: Reading) -> Iterator[list[str]]:
+    reviews = ((place, _review(content)) for place, (_, content) in imdb.records(folder, name, imdb.ALL))
+    return reading.good(reviews, name)
+
+
+def _review(content: bytes) -> list[str] | BadRowError:
+    try:
+        return imdb.paragraphs(imdb.text(content))
+    except BadRowError as error:
+        return error
+
+
+@dataclass(frozen=True)
+class Format:
+    """How documents are stored: the paragraphs of each, without headings, and the files they are read from."""
+
+    documents: Callable[[Path, str, Reading], Iterator[list[str]]]
+    files: Callable[[Path, str], list[Path]] = lambda folder, name: [find(folder, name)]
+
+
+def _of_file(read: Callable[[Path, Reading], Iterator[list[str]]]) -> Format:
+    return Format(lambda folder, name, reading: read(find(folder, name), reading))
+
+
+# A new format of documents is one entry.
+DOCUMENTS = {
+    "paragraphs": _of_file(_paragraphs),
+    "wikitext": _of_file(_wikitext),
+    "enwik8": _of_file(_enwik8),
+    "imdb": Format(_imdb, partial(imdb.files, wanted=imdb.ALL)),
 }
 
 # A mark, with the brackets and quotes that it closes, before something that can begin a sentence.

@@ -15,10 +15,10 @@ from tokenizers import Tokenizer
 from splitstep.data import corpus, vocabulary
 from splitstep.data.cache import cached
 from splitstep.data.corpus import Corpus, Spans
-from splitstep.data.files import OnBad, Reading, find, fingerprint
+from splitstep.data.files import OnBad, Reading, fingerprint_of
 from splitstep.data.masking import Masker, Masking
 from splitstep.data.places import data_folder
-from splitstep.data.sentences import DOCUMENTS, SPLITTERS, joined
+from splitstep.data.sentences import DOCUMENTS, SPLITTERS, Format, joined
 from splitstep.data.settings import Section, one_held_out
 from splitstep.data.vocabulary import SPECIALS, Vocabulary
 from splitstep.solver.errors import UserError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from splitstep.models.configuration import SplitstepConfig
     from splitstep.tasks.prediction import Predictor
 
-Texts = dict[Literal["paragraphs", "wikitext", "enwik8"], Annotated[list[str], Field(min_length=1)]]
+Texts = dict[Literal["paragraphs", "wikitext", "enwik8", "imdb"], Annotated[list[str], Field(min_length=1)]]
 SPECIAL_PLACES = 3  # [CLS] first [SEP] second [SEP]
 FOLLOWS, RANDOM = 0, 1  # the labels of next-sentence prediction, as in Hugging Face's models
 
@@ -82,26 +82,24 @@ class PreTraining(Task):
     def _root(self) -> Path:
         return data_folder(self.data.root, self.data.folder, self.say)
 
-    @cached_property
-    def _files(self) -> dict[str, list[tuple[str, Path]]]:
-        """The files of each split that the recipe names, with their formats."""
-        texts = {split: getattr(self.data, split) or {} for split in ("train", "valid", "test")}
-        return {
-            split: [(kind, find(self._root, name)) for kind, names in named.items() for name in names]
-            for split, named in texts.items()
-        }
+    def _texts(self, split: str) -> Iterator[tuple[Format, str]]:
+        """What the recipe names for a split, with its formats."""
+        for kind, names in (getattr(self.data, split) or {}).items():
+            yield from ((DOCUMENTS[kind], name) for name in names)
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
         """The files of all splits."""
-        return fingerprint((path for _, path in chain(*self._files.values())), under=self._root)
+        texts = chain.from_iterable(map(self._texts, ("train", "valid", "test")))
+        sums = (fingerprint_of(name, kind.files(self._root, name), under=self._root) for kind, name in texts)
+        return {name: checksum for found in sums for name, checksum in found.items()}
 
     def documents(self, split: str, say: Callable[[str], None] = lambda line: None) -> Iterator[list[str]]:
         """The documents of a split as lists of sentences; those without two sentences have no pairs and are not."""
         held_out = self.data.valid_every if not self.data.valid else None
-        files = self._files["train" if held_out and split == "valid" else split]
+        texts = self._texts("train" if held_out and split == "valid" else split)
         reading = Reading(self.data.on_bad, say)
-        read = chain.from_iterable(DOCUMENTS[kind](path, reading) for kind, path in files)
+        read = chain.from_iterable(kind.documents(self._root, name, reading) for kind, name in texts)
         documents = (document for document in map(self._sentences, read) if len(document) > 1)
         if held_out is None or split == "test":
             return documents
