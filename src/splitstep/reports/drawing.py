@@ -17,7 +17,7 @@ LOOKS = {
     ),
 }
 NAMES, PLOT, WORDS, LINE, MARGIN = 280.0, 300.0, 270.0, 26.0, 14.0
-WIDEST = 4.0  # times the middle one of the intervals' reaches: what goes farther ends at the edge, its number beside it
+WIDEST = 8.0  # times the middle one of the intervals' reaches: what goes farther ends at the edge, its number beside it
 
 
 def differences(comparisons: dict[str, dict[str, Any]]) -> str:

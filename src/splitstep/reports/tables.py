@@ -197,8 +197,8 @@ def _costs(results: dict[str, Any]) -> list[str]:
     if "jobs" in results:
         beside = f"{results['jobs']} side by side" if results["jobs"] > 1 else "one after another"
         said.append(
-            "Speed and latency (of one answer) were measured in turns when all runs were done; training is the mean "
-            f"time that the runs took, {beside}."
+            "Speed and latency (of one answer, where weights were kept) were measured in turns when all runs were "
+            f"done; training is the mean time that the runs took, {beside}."
         )
     commits = [commit[:8] + commit[40:] for commit in results.get("commits", [])]
     if len(commits) > 1:
