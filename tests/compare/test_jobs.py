@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from tests import corpora, faults
@@ -13,7 +14,7 @@ from tests.runs import results
 
 from splitstep.compare import jobs
 from splitstep.compare.child import at_work, wait_for
-from splitstep.compare.jobs import Job, finish
+from splitstep.compare.jobs import Job, Work, finish
 from splitstep.recipe import recipe
 from splitstep.tables import toml
 from splitstep.training.engine import Outcome
@@ -116,6 +117,17 @@ def test_a_process_that_was_told_to_end_ends_the_others(tmp_path, monkeypatch, e
     assert raised.value.code in jobs.STOPPED
     assert len(started) == 2
     assert None not in [process.poll() for process in started]
+
+
+@pytest.mark.parametrize("costs", [(1, 1, 1), (1, 4, 2.5), (7e9, 2e9, 1e9)])
+def test_an_update_counts_by_what_it_costs(tmp_path, costs):
+    jobs = [replace(job, cost=cost) for job, cost in zip(_jobs(tmp_path, 3), costs, strict=True)]
+    work = Work(jobs)
+    assert (work.total, work.done) == (18, 0)
+    for number, job in enumerate(jobs, start=1):
+        job.folder.mkdir()
+        (job.folder / "results.json").write_text("{}")
+        assert work.done == round(18 * sum(costs[:number]) / sum(costs))
 
 
 def _process(code, *words):

@@ -232,13 +232,13 @@ def test_a_bar_keeps_evaluations_as_lines(monkeypatch, capsys):
 def test_under_the_bar_of_all_runs_is_that_of_the_one_at_work(monkeypatch, capsys):
     monkeypatch.setenv("TERM", "dumb")
     with Bar(10, name="all runs") as whole:
-        for number, total in enumerate((4, 6)):
-            with whole.part(total, name=f"run {number}") as part:
+        for number, (total, weight) in enumerate(((4, 0.5), (6, 4 / 3))):
+            with whole.part(total, name=f"run {number}", weight=weight) as part:
                 part.update(3, {"loss": 3.0})
                 part.update(3, {"eval_loss": 2.5})
                 above, below = whole.display.tasks
                 assert (above.description, below.description) == ("all runs", f"run {number}")
-                assert (above.completed, below.completed) == (4 * number + 3, 3)
+                assert (above.completed, below.completed) == (2 + 4 if number else round(1.5), 3)
                 assert (above.fields["described"], below.fields["described"]) == ("", "loss 3.0000")
         assert [task.completed for task in whole.display.tasks] == [10]
     shown = [line.rstrip() for line in capsys.readouterr().err.splitlines()]

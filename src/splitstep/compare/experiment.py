@@ -49,7 +49,7 @@ class Experiment:
         tables = rival.recipe.settings() | {"published": rival.recipe.published}
         folder = self.folder / rival.scheme.name.replace("/", ",") / f"seed-{seed}"
         whole = recipe(with_setting(tables, "training.seed", seed))
-        return Job(f"{rival.scheme.name} {seed}", whole, folder, rival.updates)
+        return Job(f"{rival.scheme.name} {seed}", whole, folder, rival.updates, rival.flops_per_unit)
 
     def all_runs(self, rivals: list[Contestant]) -> list[Job]:
         """The runs of all schemes with the first seed, then with the next."""

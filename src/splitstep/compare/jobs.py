@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import IO
@@ -35,6 +36,7 @@ class Job:
     recipe: Recipe
     folder: Path
     updates: int
+    cost: float = 1.0  # of an update, beside those of other runs
 
     @property
     def note(self) -> Path:
@@ -73,9 +75,10 @@ def finish(jobs: list[Job], *, at_a_time: int, say: Say) -> Iterator[Job]:
     """Do what is not done, each when it is. A run that fails leaves its reason; a signal ends them all."""
     if not jobs:
         return
-    begun, before = time.monotonic(), sum(job.done for job in jobs)
-    with progress(sum(job.updates for job in jobs), name="all runs") as display:
-        ended = _one_by_one(jobs, display, say) if at_a_time == 1 else _side_by_side(jobs, at_a_time, display, say)
+    work = Work(jobs)
+    begun, before = time.monotonic(), work.done
+    with progress(work.total, name="all runs") as display:
+        ended = _one_by_one(work, display, say) if at_a_time == 1 else _side_by_side(work, at_a_time, display, say)
         for number, (job, reason) in enumerate(ended, start=1):
             if reason is None:
                 job.note.unlink(missing_ok=True)
@@ -84,25 +87,47 @@ def finish(jobs: list[Job], *, at_a_time: int, say: Say) -> Iterator[Job]:
                 job.note.parent.mkdir(parents=True, exist_ok=True)
                 job.note.write_text(f"{reason}\n", encoding="utf-8")
                 say(f"{job.folder} failed: {reason}")
-            say(f"{number} of {len(jobs)} runs done{_left(jobs, time.monotonic() - begun, before)}")
+            say(f"{number} of {len(jobs)} runs done{_left(work, time.monotonic() - begun, before)}")
 
 
-def _left(jobs: list[Job], seconds: float, before: int) -> str:
-    """How long the rest will take, if updates go on at the same pace."""
-    done, total = sum(job.done for job in jobs), sum(job.updates for job in jobs)
+@dataclass(frozen=True)
+class Work:
+    """Runs as one piece of work: an update counts by what it costs, and one of middling cost counts as one."""
+
+    jobs: list[Job]
+
+    @property
+    def total(self) -> int:
+        """The updates of all runs."""
+        return sum(job.updates for job in self.jobs)
+
+    def weight(self, job: Job) -> float:
+        """What an update of a run counts."""
+        return job.cost * self.total / sum(other.cost * other.updates for other in self.jobs)
+
+    @property
+    def done(self) -> int:
+        """How much of the total is done."""
+        return round(sum(self.weight(job) * job.done for job in self.jobs))
+
+
+def _left(work: Work, seconds: float, before: int) -> str:
+    """How long the rest will take, if the work goes on at the same pace."""
+    done, total = work.done, work.total
     return f", about {clock(seconds * (total - done) / (done - before))} left" if before < done < total else ""
 
 
-def _one_by_one(jobs: list[Job], display: Lines | Bar, say: Say) -> Ended:
+def _one_by_one(work: Work, display: Lines | Bar, say: Say) -> Ended:
     """In this process."""
     from splitstep.training.engine import train
 
-    for number, job in enumerate(jobs, start=1):
+    for number, job in enumerate(work.jobs, start=1):
         _tell_of_others(job, say)
         wait_for(job.folder)
         try:
-            name = f"run {number} of {len(jobs)}, {job.name}"
-            code = train(job.recipe, job.folder, name=name, display=display.part).code
+            name = f"run {number} of {len(work.jobs)}, {job.name}"
+            part = partial(display.part, weight=work.weight(job))
+            code = train(job.recipe, job.folder, name=name, display=part).code
         except Exception as error:  # whatever it is, it is this run's
             yield job, str(error) or type(error).__name__
             continue
@@ -116,18 +141,18 @@ def _tell_of_others(job: Job, say: Say) -> None:
         say(f"another process is at work in {job.folder}; waiting until it ends")
 
 
-def _side_by_side(jobs: list[Job], at_a_time: int, display: Lines | Bar, say: Say) -> Ended:
+def _side_by_side(work: Work, at_a_time: int, display: Lines | Bar, say: Say) -> Ended:
     """In processes of their own, which get the signals that this one gets and end when it does."""
     from splitstep.training.signals import Signals
 
-    waiting, running, stop, told, shown = deque(jobs), list[_Child](), 0, False, 0.0
+    waiting, running, stop, told, shown = deque(work.jobs), list[_Child](), 0, False, 0.0
     with Signals() as signals:
         while running or (waiting and not stop):
             while waiting and not stop and len(running) < at_a_time:
                 running.append(_Child.started(waiting.popleft(), at_a_time, say))
             time.sleep(LOOKED_EVERY)
             if time.monotonic() - shown > SHOWN_EVERY:
-                display.update(sum(job.done for job in jobs), {})
+                display.update(work.done, {})
                 shown = time.monotonic()
             for child in [child for child in running if child.process.poll() is not None]:
                 running.remove(child)

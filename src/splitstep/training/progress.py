@@ -52,7 +52,7 @@ class Lines:
         """Loss or metrics, speed, time left."""
         self.say(f"update {done:,} of {self.total:,}  {described(entry)}{self._left(done)}")
 
-    def part(self, total: int, *, name: str) -> "Lines":
+    def part(self, total: int, *, name: str, weight: float = 1.0) -> "Lines":
         """One of several runs, with lines of its own."""
         return Lines(total, name=name)
 
@@ -97,15 +97,15 @@ class Bar:
         self.display.stop()
 
     @contextmanager
-    def part(self, total: int, *, name: str) -> Iterator[Progress]:
-        """One of several runs: a bar under that of all, which moves with it."""
-        before = int(self.display.tasks[0].completed)
+    def part(self, total: int, *, name: str, weight: float = 1.0) -> Iterator[Progress]:
+        """One of several runs: a bar under that of all, which moves with it by `weight` an update."""
+        before = self.display.tasks[0].completed
         task = self.display.add_task(name, total=total, described="")
         try:
-            yield _Part(self, task, name, before)
+            yield _Part(self, task, name, before, weight)
         finally:
             self.display.remove_task(task)
-            self.update(before + total, {})
+            self.update(round(before + weight * total), {})
 
     def update(self, done: int, entry: dict[str, Any]) -> None:
         """Move the bar; an evaluation is a line of its own."""
@@ -130,12 +130,13 @@ class _Part:
     whole: Bar
     task: "TaskID"
     name: str
-    before: int  # updates of the runs that are done
+    before: float  # what the runs before it count
+    weight: float  # what one of its updates counts
 
     def update(self, done: int, entry: dict[str, Any]) -> None:
         """Move both bars."""
         self.whole.move(self.task, done, entry, name=f"{self.name}: ")
-        self.whole.update(self.before + done, {})
+        self.whole.update(round(self.before + self.weight * done), {})
 
 
 def progress(total: int, *, name: str = "") -> Lines | Bar:
