@@ -59,6 +59,13 @@ def with_setting(tables: Mapping[str, Any], key: str, value: Any) -> dict[str, A
     return {**tables, first: with_setting(inner, rest, value)}
 
 
+def at(tables: Mapping[str, Any], key: str) -> Any:
+    """The value at a path such as `training.seed`, or None."""
+    first, _, rest = key.partition(".")
+    inner = tables.get(first)
+    return at(inner, rest) if rest and isinstance(inner, Mapping) else inner
+
+
 def without(tables: Mapping[str, Any], key: str | None) -> dict[str, Any]:
     """The tables without a key such as `training.epochs`."""
     first, _, rest = (key or "").partition(".")

@@ -205,3 +205,69 @@ def test_the_bleu_of_a_run_stands_beside_the_published_one_of_the_same_conventio
     said = f"Source: A paper. BLEU by the convention: {convention}."
     assert tables.published_notes(found) == said
     assert said in page.markdown([folder])
+
+
+def _run(folder, *, accuracy=None, **settings):
+    """What a report reads of a run with the task images."""
+    folder.mkdir(parents=True)
+    published = {"source": "A paper.", "rows": [{"model.num_independent_layers": n, "value": n / 20} for n in (12, 6)]}
+    model = {"num_independent_layers": settings.get("layers", 12), "preset": "parallel"}
+    tables_ = {"task": "images", "model": model, "training": {"seed": settings.get("seed", 1)}, "published": published}
+    (folder / "recipe.toml").write_text(toml(tables_))
+    (folder / "metrics.jsonl").write_text("")
+    (folder / "environment.json").write_text(json.dumps({"seed": settings.get("seed", 1), "commit": None}))
+    if accuracy is not None:
+        measured = {"task": "images", "metric": "accuracy", "metrics": {"test": {"accuracy": accuracy}}}
+        costs = {"parameters": {"total": 7}, "flops": 1e9, "seconds": 60.0, "images_per_second": 5.0} | settings.get(
+            "other", {}
+        )
+        (folder / "results.json").write_text(json.dumps(measured | costs))
+
+
+def test_the_runs_of_a_grid_are_one_table_in_which_seeds_are_one_row(tmp_path):
+    grid = tmp_path / "sharing"
+    for layers in (12, 6):
+        for seed in (1, 2):
+            _run(grid / f"layers={layers},seed={seed}", layers=layers, seed=seed, accuracy=layers / 20 + seed / 10)
+    _run(grid / "layers=3,seed=1", layers=3)
+    for _ in range(2):  # the second time from what the report keeps
+        found = results_of(grid)
+        names = [f"num_independent_layers={layers}" for layers in (6, 12)]
+        assert [(row["name"], row["values"]) for row in found["schemes"]] == [
+            (names[0], pytest.approx([0.4, 0.5])),
+            (names[1], pytest.approx([0.7, 0.8])),
+        ]
+        assert found["schemes"][0]["runs"] == ["layers=6,seed=1", "layers=6,seed=2"]
+        shown = tables.rows(found)
+        assert [row["accuracy"] for row in shown] == ["45.00 ± 7.07 %", "75.00 ± 7.07 %"]
+        assert "verdict" not in shown[0]
+        assert [row["here"] for row in tables.published_rows(found)] == [
+            f"{names[1]}: 75.00 ± 7.07 %",
+            f"{names[0]}: 45.00 ± 7.07 %",
+        ]
+        assert tables.sentence(found).startswith(f"images, accuracy of {names[0]}: 45.00 ± 7.07 %; {names[1]}: 75.00")
+        path = page.write([grid], tmp_path / "report")
+        assert "layers=12,seed=2" in path.read_text()
+        assert not (path.parent / page.SUMMARY).exists()
+        grid = path.parent / "sharing"
+
+
+def test_a_grid_says_which_of_its_runs_are_not_finished(tmp_path):
+    _run(tmp_path / "seed=1", accuracy=0.5)
+    _run(tmp_path / "seed=2", seed=2)
+    found = results_of(tmp_path)
+    assert [(row["name"], row["values"]) for row in found["schemes"]] == [("parallel", [0.5])]
+    assert "Not finished: seed=2." in tables.terms(found)
+
+
+def test_a_folder_that_no_table_fits_is_refused_with_the_reason(tmp_path):
+    _run(tmp_path / "one", accuracy=0.5)
+    _run(tmp_path / "other", accuracy=0.5, other={"task": "text-classification"})
+    with pytest.raises(UserError, match=r"fit no one table \(images by accuracy, text-classification by accuracy\)"):
+        results_of(tmp_path)
+    _run(tmp_path / "begun")
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "results.json").write_text('{"tasks": []}')
+    for name, said in {"begun": "it is no finished run", "tasks": "neither a run's nor a comparison's"}.items():
+        with pytest.raises(UserError, match=said):
+            results_of(tmp_path / name)

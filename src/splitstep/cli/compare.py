@@ -64,11 +64,17 @@ def compare(
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR ...", help="Folders of comparisons or finished runs.")],
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="DIR ...", help="Folders of comparisons, of finished runs, or of the runs of a grid."),
+    ],
     out: Annotated[Path, typer.Option(help="Where the page, the Markdown and the numbers go.")] = Path("report"),
     as_json: Json = False,
 ) -> None:
     """Tables and plots of finished comparisons and runs as one page that needs no network.
+
+    The runs that `splitstep train` makes of a recipe with a grid are one table, their seeds one row, with the published
+    numbers beside them. Which differences are more than luck is for `splitstep compare` to say.
 
     Example: splitstep report comparisons/laptop/multi30k-de-en runs/laptop/mnist --out report
     """

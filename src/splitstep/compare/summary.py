@@ -15,7 +15,7 @@ from splitstep.compare.measures import Array, measure_name
 from splitstep.compare.schemes import Contestant
 from splitstep.compare.statistics import LEVEL, Difference, corrected, difference
 from splitstep.recipe import Recipe
-from splitstep.reports.published import beside
+from splitstep.reports.published import beside, spread
 from splitstep.tasks.base import METRICS, Task
 from splitstep.tasks.bleu import bleu
 from splitstep.training.run import Run
@@ -157,9 +157,7 @@ class Entry:
         return {
             "name": self.name,
             "metric": self.task.metric,
-            "mean": _mean(values),
-            "std": float(np.std(values, ddof=1)) if len(values) > 1 else None,
-            "values": values,
+            **spread(values),
             "seeds": list(self.runs),
             "failed": self.failed,
             "adjusted": self.rival.adjusted,

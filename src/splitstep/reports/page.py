@@ -70,7 +70,7 @@ def _section(folder: Path, number: int) -> str:
 
 
 def _differences(folder: Path, results: dict[str, Any]) -> str:
-    if len(results["schemes"]) < 2:
+    if not tables.is_comparison(results):
         return ""
     caption = "Differences to the baseline with their intervals; to the right is better."
     picture = drawing.differences({folder.name: results})
@@ -255,7 +255,7 @@ def _version(entry: dict[str, Any]) -> str:
 
 def _comparisons(folders: list[Path]) -> dict[str, dict[str, Any]]:
     found = {folder.name: results_of(folder) for folder in folders}
-    return {name: results for name, results in found.items() if len(results["schemes"]) > 1}
+    return {name: results for name, results in found.items() if tables.is_comparison(results)}
 
 
 def write(folders: list[Path], out: Path) -> Path:

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from splitstep.tables import at
+
 
 def beside(
     published: Mapping[str, Any],
@@ -24,7 +26,10 @@ def beside(
     rows = published.get("rows", [])
     if len(rows) == 1 and not settings_of(rows[0]):
         rows = [{"model.preset": preset, **rows[0]}]
-    found = [row | {"here": [_spread(name, reached(name)) for name in _named(row, schemes, changed)]} for row in rows]
+    found = [
+        row | {"here": [{"scheme": name, **spread(reached(name))} for name in _named(row, schemes, changed)]}
+        for row in rows
+    ]
     return {**published, **({"rows": found} if rows else {})}
 
 
@@ -40,21 +45,13 @@ def _named(
     return [
         name
         for name, tables in schemes.items()
-        if wanted
-        and all(_at(tables, k) == v for k, v in wanted.items())
-        and set(changed.get(name, ())) <= wanted.keys()
+        if wanted and all(at(tables, k) == v for k, v in wanted.items()) and set(changed.get(name, ())) <= wanted.keys()
     ]
 
 
-def _at(tables: Mapping[str, Any], key: str) -> Any:
-    first, _, rest = key.partition(".")
-    inner = tables.get(first)
-    return _at(inner, rest) if rest and isinstance(inner, Mapping) else inner
-
-
-def _spread(name: str, values: list[float]) -> dict[str, Any]:
+def spread(values: list[float]) -> dict[str, Any]:
+    """What the runs of a scheme reached, with mean and standard deviation where they are enough for them."""
     return {
-        "scheme": name,
         "values": values,
         "mean": float(np.mean(values)) if values else None,
         "std": float(np.std(values, ddof=1)) if len(values) > 1 else None,

@@ -1,12 +1,14 @@
 """What lies in folders of runs and comparisons, ready to be shown."""
 
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
-from splitstep.reports.published import beside
+from splitstep.reports.published import beside, spread
 from splitstep.solver.errors import UserError
+from splitstep.tables import at, differences
 
 # The files of a run or a comparison that its report is made of.
 EVIDENCE = (
@@ -21,61 +23,131 @@ EVIDENCE = (
 
 
 def results_of(folder: Path) -> dict[str, Any]:
-    """The results of a comparison, or of a single run as a comparison of one."""
+    """The results of a comparison, of a single run, or of the runs of a grid side by side."""
     path = folder / "results.json"
     if not path.is_file():
-        kind = "comparison" if (folder / "comparison.json").is_file() else "run"
-        raise UserError(f"{folder} has no results.json: it is no finished {kind}")
+        return _side_by_side(folder, _runs_in(folder))
     results = json.loads(path.read_text(encoding="utf-8"))
     if "comparisons" in results:
         raise UserError(
             f"{folder} is a report; name the folders in it: {', '.join(map(str, _reported(folder, results)))}"
         )
-    return results if "schemes" in results else _single(folder, results)
+    if "schemes" in results:
+        return results
+    if "metrics" not in results:
+        raise UserError(f"{path} is neither a run's nor a comparison's")
+    return _side_by_side(folder, ["."])
 
 
 def _reported(folder: Path, results: dict[str, Any]) -> list[Path]:
     return [folder / entry["folder"] for entry in results["comparisons"]]
 
 
-def _single(folder: Path, results: dict[str, Any]) -> dict[str, Any]:
-    recipe = recipe_of(folder)
-    split = "test" if "test" in results["metrics"] else next(iter(results["metrics"]))
-    value = results["metrics"][split][results["metric"]]
-    row = {
-        **{key: results.get(key) for key in ("flops", "evaluations_per_layer", "seconds")},
-        **{key: results.get(key) for key in ("peak_memory_bytes", "latency_seconds")},
-        **{key: value for key, value in results.items() if key.endswith("_per_second")},
-        "name": recipe["model"].get("preset", "transformer"),
-        "metric": results["metric"],
-        "mean": value,
-        "std": None,
-        "values": [value],
-        "parameters": results["parameters"]["total"],
-        "body": results["parameters"].get("body"),
-        "embeddings": results["parameters"].get("embeddings"),
-        "head": results["parameters"].get("head"),
-        "runs": ["."],
+def _runs_in(folder: Path) -> list[str]:
+    """The runs of a grid, which lie in its folder; one of them at least is finished."""
+    kind = "comparison" if (folder / "comparison.json").is_file() else "run"
+    runs = [path.parent.name for path in folder.glob("*/recipe.toml")] if kind == "run" else []
+    if not any((folder / run / "results.json").is_file() for run in runs):
+        raise UserError(f"{folder} has no results.json: it is no finished {kind}")
+    return sorted(runs, key=_by_numbers)
+
+
+def _by_numbers(name: str) -> list[str | float]:
+    """What puts 12 behind 6."""
+    return [float(part) if place % 2 else part for place, part in enumerate(re.split(r"(\d+(?:\.\d+)?)", name))]
+
+
+def _side_by_side(folder: Path, runs: list[str]) -> dict[str, Any]:
+    """Runs as rows of one table, those that differ in their seed alone as one. Nothing is said of differences."""
+    found = {run: json.loads(path.read_text()) for run in runs if (path := folder / run / "results.json").is_file()}
+    recipes = {run: _with_preset(recipe_of(folder / run)) for run in found}
+    task, metric = _common(folder, found)
+    measured = next(iter(found.values()))["metrics"]
+    split = "test" if "test" in measured else next(iter(measured))
+    changed = _changed(recipes)
+    named: dict[str, list[str]] = {}
+    for run, recipe in recipes.items():
+        named.setdefault(_name(recipe, changed), []).append(run)
+    return {
+        "task": task,
+        "metric": metric,
+        "split": split,
+        **{key: value for key, value in measured[split].items() if key == "signature"},
+        "schemes": [_row(name, {run: found[run] for run in own}, metric, split) for name, own in named.items()],
+        "unfinished": [run for run in runs if run not in found],
+        "published": _beside(recipes, found, named, metric, split),
+    }
+
+
+def _common(folder: Path, found: dict[str, dict[str, Any]]) -> tuple[str, str]:
+    """The task and the metric of all runs."""
+    kinds = sorted({(results["task"], results["metric"]) for results in found.values()})
+    if len(kinds) > 1:
+        several = ", ".join(f"{task} by {metric}" for task, metric in kinds)
+        raise UserError(f"{folder} has runs that fit no one table ({several}); name their folders")
+    return kinds[0]
+
+
+def _changed(recipes: dict[str, dict[str, Any]]) -> list[str]:
+    """In what the recipes of runs differ, but for their seeds."""
+    first, *others = recipes.values()
+    keys = dict.fromkeys(key for other in others for key in differences(first, other))
+    return [key for key in keys if key != "training.seed"]
+
+
+def _name(recipe: dict[str, Any], changed: list[str]) -> str:
+    """What a run is called by what it has changed, as its grid calls it; by its preset alone otherwise."""
+    return ",".join(f"{key.rpartition('.')[2]}={at(recipe, key)}" for key in changed) or recipe["model"]["preset"]
+
+
+def _with_preset(recipe: dict[str, Any]) -> dict[str, Any]:
+    return recipe | {"model": {"preset": "transformer", **recipe["model"]}}
+
+
+def _row(name: str, runs: dict[str, dict[str, Any]], metric: str, split: str) -> dict[str, Any]:
+    """Quality and costs of the runs under one setting."""
+    some = next(iter(runs.values()))
+    costs = ["flops", "seconds", "peak_memory_bytes", "latency_seconds"]
+    costs += [key for key in some if key.endswith("_per_second")]
+    return {
+        "name": name,
+        "metric": metric,
+        **spread([results["metrics"][split][metric] for results in runs.values()]),
+        **{key: _mean([results.get(key) for results in runs.values()]) for key in costs},
+        "evaluations_per_layer": some.get("evaluations_per_layer"),
+        "parameters": some["parameters"]["total"],
+        **{part: some["parameters"].get(part) for part in ("body", "embeddings", "head")},
+        "runs": list(runs),
         "adjusted": {},
         "failed": {},
     }
-    about = {"task": results["task"], "metric": results["metric"], "split": split, "match": "none", "seeds": 1}
-    signature = {key: value for key, value in results["metrics"][split].items() if key == "signature"}
-    return {
-        **about,
-        **signature,
-        "schemes": [row],
-        "published": _beside(recipe, row, results["metrics"][split]),
-    }
 
 
-def _beside(recipe: dict[str, Any], row: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
-    """The published numbers beside those of a run; BLEU only where it has the published convention."""
-    published, own = recipe.get("published", {}), recipe.get("evaluation", {}).get("bleu")
-    name, metric = row["name"], published.get("metric", row["metric"])
-    reached = [measured[metric]] if metric in measured and published.get("convention", own) == own else []
-    tables = recipe | {"model": recipe["model"] | {"preset": name}}
-    return beside(published, {name: tables}, lambda _: reached, preset=name)
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _beside(
+    recipes: dict[str, dict[str, Any]],
+    found: dict[str, dict[str, Any]],
+    named: dict[str, list[str]],
+    metric: str,
+    split: str,
+) -> dict[str, Any]:
+    """The published numbers beside those of the runs; BLEU only where it has the published convention."""
+    some = next(iter(recipes.values()))
+    published, own = some.get("published", {}), some.get("evaluation", {}).get("bleu")
+    quoted, fits = published.get("metric", metric), published.get("convention", own) == own
+
+    def reached(name: str) -> list[float]:
+        measured = [found[run]["metrics"][split] for run in named[name]]
+        return [metrics[quoted] for metrics in measured if fits and quoted in metrics]
+
+    schemes = {name: recipes[runs[0]] for name, runs in named.items()}
+    model = tuple(key for key in _changed(recipes) if key.startswith("model."))
+    changed = dict.fromkeys(named, model)
+    return beside(published, schemes, reached, preset=some["model"]["preset"], changed=changed)
 
 
 def recipe_of(folder: Path) -> dict[str, Any]:

@@ -81,8 +81,13 @@ def duration(seconds: float | None) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
+def is_comparison(results: dict[str, Any]) -> bool:
+    """Whether schemes were held against each other; runs that lie side by side were not."""
+    return "match" in results and len(results["schemes"]) > 1
+
+
 def rows(results: dict[str, Any]) -> list[dict[str, str]]:
-    """The table of a comparison, cell by cell."""
+    """The table of a comparison or of runs side by side, cell by cell."""
     metric = NAMES.get(results["metric"], results["metric"])
     seeds = {len(row["values"]) for row in results["schemes"]}
     table = []
@@ -94,9 +99,7 @@ def rows(results: dict[str, Any]) -> list[dict[str, str]]:
                 "scheme": row["name"],
                 metric: quality(row),
                 **({"seeds": str(len(row["values"]))} if len(seeds) > 1 else {}),
-                "difference": gap(row),
-                "p": chance(row["p_corrected"], results) if "p_corrected" in row else "",
-                "verdict": verdict(row, baseline=row is results["schemes"][0]),
+                **(_held(row, results) if is_comparison(results) else {}),
                 "parameters": count(row["parameters"]),
                 "in layers": count(row.get("body")),
                 "in embeddings": count(row.get("embeddings")),
@@ -112,10 +115,19 @@ def rows(results: dict[str, Any]) -> list[dict[str, str]]:
     return table
 
 
+def _held(row: dict[str, Any], results: dict[str, Any]) -> dict[str, str]:
+    """What is said of a scheme against the baseline."""
+    return {
+        "difference": gap(row),
+        "p": chance(row["p_corrected"], results) if "p_corrected" in row else "",
+        "verdict": verdict(row, baseline=row is results["schemes"][0]),
+    }
+
+
 def brief(row: dict[str, str]) -> dict[str, str]:
     """The cells that a terminal has room for: quality, and two costs."""
     keys = list(row)
-    return {key: row[key] for key in [*keys[: keys.index("verdict") + 1], "parameters", "training"]}
+    return {key: row[key] for key in [*keys[: keys.index("parameters") + 1], "training"]}
 
 
 def markdown(table: list[dict[str, str]]) -> str:
@@ -131,8 +143,9 @@ def sentence(results: dict[str, Any]) -> str:
     """What was found, in one sentence."""
     base, *others = results["schemes"]
     metric = NAMES.get(results["metric"], results["metric"])
-    if not others:
-        return f"{results['task']}, {metric} of {base['name']}: {quality(base)} ({_luck(results)})."
+    if not is_comparison(results):
+        reached = "; ".join(f"{row['name']}: {quality(row)}" for row in results["schemes"])
+        return f"{results['task']}, {metric} of {reached} ({_luck(results)})."
     verdicts: dict[str, list[str]] = {}
     for row in others:
         verdicts.setdefault(verdict(row, baseline=False), []).append(row["name"])
@@ -169,7 +182,10 @@ def terms(results: dict[str, Any]) -> str:
     chosen = ", which also chose each run's checkpoint" * (
         results["split"] == "valid" and results.get("weights") == "best"
     )
-    said = [f"Terms: {match[results['match']]}{_reached(results)}; measured on the {results['split']} split{chosen}."]
+    equal = f"{match[results['match']]}{_reached(results)}; " if is_comparison(results) else ""
+    said = [f"Terms: {equal}measured on the {results['split']} split{chosen}."]
+    if results.get("unfinished"):
+        said.append(f"Not finished: {', '.join(results['unfinished'])}.")
     if "signature" in results:
         said.append(f"BLEU: {results['signature']}.")
     said += [*_tests(results), *_costs(results)]
