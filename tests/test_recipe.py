@@ -86,6 +86,12 @@ def test_a_grid_makes_one_run_a_combination(tmp_path):
     assert not runs[-1][1].grid
 
 
+def test_a_run_of_a_grid_is_named_by_one_folder(tmp_path):
+    path = tmp_path / "grid.toml"
+    path.write_text(toml({**BASE, "grid": {"training.init": ["runs/a", "runs/b"]}}))
+    assert [label for label, _ in load(str(path))] == ["init=runs_a", "init=runs_b"]
+
+
 def test_a_resolved_recipe_reads_back_as_it_was():
     whole = recipe(
         {**BASE, "model": {"preset": "macaron", "norm": "post"}, "published": {"rows": [{"a.b": 1.5, "c": 'ä"\n'}]}}

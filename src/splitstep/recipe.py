@@ -101,6 +101,12 @@ class Training(Section):
         return max(self.keep, self.average if self.final == "average" else 1)
 
 
+# What no number of a run depends on but those of the clock. Where the data lie is among it: their checksums tell them.
+HOW_IT_IS_DONE = {"data.root"} | {
+    f"training.{key}" for key in ("micro_batches", "workers", "threads", "log_every", "keep", "timeout")
+}
+
+
 class Recipe(Section):
     """A whole experiment. `model` is a preset and settings of its configuration; `grid` and `published` stand aside."""
 
@@ -158,5 +164,10 @@ def runs(tables: Mapping[str, Any]) -> list[tuple[str, Recipe]]:
         run = {key: value for key, value in tables.items() if key != "grid"}
         for key, value in chosen.items():
             run = with_setting(run, key, value)
-        found.append((",".join(f"{key.rpartition('.')[2]}={value}" for key, value in chosen.items()), recipe(run)))
+        found.append((label(chosen), recipe(run)))
     return found
+
+
+def label(chosen: Mapping[str, Any]) -> str:
+    """The name of a run, and of its folder, by what it has of a grid."""
+    return ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in chosen.items()).replace("/", "_")

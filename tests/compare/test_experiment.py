@@ -50,6 +50,28 @@ def test_a_scheme_is_a_preset_with_settings():
     with pytest.raises(UserError, match="the seeds of a scheme are a number from 1 on, got 'macaron:0'"):
         Scheme.named("macaron:0")
 
+    with pytest.raises(UserError, match="a scheme begins with its preset, so parallel/preset=macaron has two"):
+        Scheme.named("parallel/preset=macaron")
+
+
+def test_a_recipe_does_not_make_a_scheme_another_one(whole):
+    other = recipe(corpora.merged(whole.settings(), {"model": {"integrator": "heun", "hidden_act": "gelu"}}))
+    refused = r"^transformer has integrator = 'euler', and the recipe sets .*'heun'; say .*transformer/integrator=heun$"
+    with pytest.raises(UserError, match=refused):
+        contestants(other, ["transformer", "parallel"], "none")
+    named = ["transformer/integrator=heun", "transevolve-full-1/integrator=rk4"]
+    assert [one.config.integrator for one in contestants(other, named, "none")] == ["heun", "rk4"]
+
+
+@pytest.mark.parametrize(
+    "names", [["parallel", "parallel/integrator=dopri5"], ["parallel/integrator=dopri5", "macaron"]]
+)
+def test_operations_that_are_not_known_beforehand_are_not_matched(tmp_path, names):
+    news = recipe(corpora.classification_recipe(corpora.news(tmp_path / "data"), training=quiet))
+    with pytest.raises(UserError, match=r"^parallel/integrator=dopri5 chooses its steps.*use --match seconds"):
+        contestants(news, names, "flops")
+    assert len(contestants(news, names, "none")) == 2
+
 
 @pytest.mark.parametrize("name", ["macaron", "parallel", "parallel-rk4", "transevolve-full-1"])
 def test_parameters_are_matched_within_a_hundredth(whole, name):

@@ -6,7 +6,7 @@ import pytest
 from tests import corpora
 
 from splitstep.recipe import recipe
-from splitstep.reports import page, tables
+from splitstep.reports import drawing, page, tables
 from splitstep.reports.published import beside
 from splitstep.reports.read import results_of
 from splitstep.solver.errors import UserError
@@ -207,29 +207,35 @@ def test_the_bleu_of_a_run_stands_beside_the_published_one_of_the_same_conventio
     assert said in page.markdown([folder])
 
 
-def _run(folder, *, accuracy=None, **settings):
+PUBLISHED = {"source": "A paper.", "rows": [{"model.num_independent_layers": n, "value": n / 20} for n in (12, 6)]}
+
+
+def _run(folder, *, accuracy=None, seed=1, published=PUBLISHED, model=None, training=None, results=None):
     """What a report reads of a run with the task images."""
     folder.mkdir(parents=True)
-    published = {"source": "A paper.", "rows": [{"model.num_independent_layers": n, "value": n / 20} for n in (12, 6)]}
-    model = {"num_independent_layers": settings.get("layers", 12), "preset": "parallel"}
-    tables_ = {"task": "images", "model": model, "training": {"seed": settings.get("seed", 1)}, "published": published}
-    (folder / "recipe.toml").write_text(toml(tables_))
+    whole = {
+        "task": "images",
+        "model": {"preset": "parallel", "num_hidden_layers": 12} | (model or {}),
+        "training": {"seed": seed} | (training or {}),
+        "published": published,
+    }
+    (folder / "recipe.toml").write_text(toml(whole))
     (folder / "metrics.jsonl").write_text("")
-    (folder / "environment.json").write_text(json.dumps({"seed": settings.get("seed", 1), "commit": None}))
+    (folder / "environment.json").write_text(json.dumps({"seed": seed, "commit": None}))
     if accuracy is not None:
         measured = {"task": "images", "metric": "accuracy", "metrics": {"test": {"accuracy": accuracy}}}
-        costs = {"parameters": {"total": 7}, "flops": 1e9, "seconds": 60.0, "images_per_second": 5.0} | settings.get(
-            "other", {}
-        )
-        (folder / "results.json").write_text(json.dumps(measured | costs))
+        costs = {"parameters": {"total": 7}, "flops": 1e9, "seconds": 60.0, "images_per_second": 5.0}
+        (folder / "results.json").write_text(json.dumps(measured | costs | (results or {})))
+    return folder
 
 
 def test_the_runs_of_a_grid_are_one_table_in_which_seeds_are_one_row(tmp_path):
     grid = tmp_path / "sharing"
     for layers in (12, 6):
         for seed in (1, 2):
-            _run(grid / f"layers={layers},seed={seed}", layers=layers, seed=seed, accuracy=layers / 20 + seed / 10)
-    _run(grid / "layers=3,seed=1", layers=3)
+            model = {"num_independent_layers": layers}
+            _run(grid / f"layers={layers},seed={seed}", model=model, seed=seed, accuracy=layers / 20 + seed / 10)
+    _run(grid / "layers=3,seed=1", model={"num_independent_layers": 3})
     for _ in range(2):  # the second time from what the report keeps
         found = results_of(grid)
         names = [f"num_independent_layers={layers}" for layers in (6, 12)]
@@ -245,6 +251,7 @@ def test_the_runs_of_a_grid_are_one_table_in_which_seeds_are_one_row(tmp_path):
             f"{names[1]}: 75.00 ± 7.07 %",
             f"{names[0]}: 45.00 ± 7.07 %",
         ]
+        assert "Not finished: layers=3,seed=1." in tables.terms(found)
         assert tables.sentence(found).startswith(f"images, accuracy of {names[0]}: 45.00 ± 7.07 %; {names[1]}: 75.00")
         path = page.write([grid], tmp_path / "report")
         assert "layers=12,seed=2" in path.read_text()
@@ -252,17 +259,62 @@ def test_the_runs_of_a_grid_are_one_table_in_which_seeds_are_one_row(tmp_path):
         grid = path.parent / "sharing"
 
 
-def test_a_grid_says_which_of_its_runs_are_not_finished(tmp_path):
-    _run(tmp_path / "seed=1", accuracy=0.5)
-    _run(tmp_path / "seed=2", seed=2)
-    found = results_of(tmp_path)
-    assert [(row["name"], row["values"]) for row in found["schemes"]] == [("parallel", [0.5])]
-    assert "Not finished: seed=2." in tables.terms(found)
+def test_seeds_stay_together_however_they_were_made(tmp_path):
+    """What no number depends on makes no other row, nor does a key that is newer than a run."""
+    for seed, training in enumerate([{"log_every": 1}, {"log_every": 2, "threads": 1}, {"optimizer": "adamw"}]):
+        _run(tmp_path / f"seed={seed}", seed=seed, accuracy=0.5, training=training)
+    (row,) = results_of(tmp_path)["schemes"]
+    assert (row["name"], row["values"]) == ("parallel", [0.5, 0.5, 0.5])
+
+
+def test_the_split_that_chose_the_checkpoints_is_named_for_runs_too(tmp_path):
+    results = {"weights": "best", "metrics": {"valid": {"accuracy": 0.5}}}
+    folder = _run(tmp_path / "run", accuracy=0.5, results=results)
+    assert "measured on the valid split, which also chose each run's checkpoint." in tables.terms(results_of(folder))
+
+
+def test_a_published_number_is_of_no_preset_where_a_grid_has_several(tmp_path):
+    lone = {"source": "A paper.", "rows": [{"value": 0.9}]}
+    for preset in ("transformer", "macaron"):
+        _run(tmp_path / f"preset={preset}", accuracy=0.5, model={"preset": preset}, published=lone)
+    assert tables.published_rows(results_of(tmp_path)) == [{"published": "the row", "value": "90.00 %", "here": "-"}]
+
+
+@pytest.mark.parametrize(
+    ("model", "here"),
+    [
+        ({}, ["parallel: 50.00 %", "-", "parallel: 50.00 %"]),
+        ({"num_independent_layers": 1}, ["-", "parallel: 50.00 %", "-"]),
+        ({"integrator": "heun"}, ["-", "-", "-"]),
+        ({"dropout": 0.5}, ["parallel: 50.00 %", "-", "-"]),
+    ],
+)
+def test_a_run_stands_beside_what_was_published_of_its_own_scheme(tmp_path, model, here):
+    """Settings that a recipe leaves out are those of the configuration."""
+    rows = [{}, {"model.num_independent_layers": 1}, {"model.num_independent_layers": 12, "model.dropout": 0.0}]
+    published = {"source": "A paper.", "rows": [{"model.preset": "parallel", "value": 0.9} | row for row in rows]}
+    found = results_of(_run(tmp_path / "run", accuracy=0.5, model=model, published=published))
+    assert [row["here"] for row in tables.published_rows(found)] == here
+
+
+@pytest.mark.parametrize(("name", "said"), [("results.json", "is no JSON"), ("recipe.toml", "is no TOML")])
+def test_a_damaged_file_is_told_in_a_line(tmp_path, name, said):
+    folder = _run(tmp_path / "run", accuracy=0.5)
+    whole = (folder / name).read_text()
+    (folder / name).write_text(whole[: len(whole) // 2] + "[")
+    with pytest.raises(UserError, match=rf"{name} {said}, or damaged"):
+        results_of(folder)
+
+
+def test_schemes_that_do_not_differ_at_all_are_drawn_beside_one_that_does(tmp_path):
+    same = HELD | {"difference": 0.0, "interval": [0.0, 0.0], "verdict": "no significant difference"}
+    rows = [_row("a", 0.5), _row("b", 0.5, **same), _row("c", 0.5, **same), _row("d", 0.4, **HELD)]
+    assert drawing.differences({"one": _results(*rows)}).count("<circle") == 2
 
 
 def test_a_folder_that_no_table_fits_is_refused_with_the_reason(tmp_path):
     _run(tmp_path / "one", accuracy=0.5)
-    _run(tmp_path / "other", accuracy=0.5, other={"task": "text-classification"})
+    _run(tmp_path / "other", accuracy=0.5, results={"task": "text-classification"})
     with pytest.raises(UserError, match=r"fit no one table \(images by accuracy, text-classification by accuracy\)"):
         results_of(tmp_path)
     _run(tmp_path / "begun")

@@ -44,32 +44,57 @@ def test_two_equal_schemes_differ_by_chance_no_oftener_than_the_level_says(seeds
     values = found.mean(2)
     of_mean, of_one = found.mean(1).var(1, ddof=1) / examples, found.var(2, ddof=1).mean(1) / examples
     parts = variances(values, of_mean=of_mean, of_one=of_one)
-    wrong = np.mean(np.abs(values.mean(1)) > margin(*parts, seeds, examples))
+    wrong = np.mean(np.abs(values.mean(1)) > margin(*parts, of_mean, seeds, examples))
     assert wrong < 0.06
-    assert wrong > 0.005 or examples < 20
+    assert wrong > 0.002 or examples < 20
+
+
+@pytest.mark.parametrize("seeds", [2, 3])
+@pytest.mark.parametrize("right", [0.5, 0.95])
+def test_equal_schemes_are_told_apart_no_oftener_than_the_level_says_among_several_too(seeds, right, monkeypatch):
+    """Counts of right answers agree by chance between seeds, and a correction multiplies small p-values only."""
+    monkeypatch.setattr(statistics, "TRIALS", 200)
+    rng, found = np.random.default_rng(8), []
+    for _ in range(150):
+        base, *others = (answers(rng, seeds, right, examples=60) for _ in range(5))
+        found.append(min(corrected([difference("accuracy", other, base).p_value for other in others])) < LEVEL)
+    assert np.mean(found) < 0.08
+
+
+def test_seeds_that_agree_by_chance_make_no_one_surer_than_the_examples_do():
+    ours, theirs = np.ones((2, 100, 2)), np.ones((2, 100, 2))
+    theirs[0, 0, 0] = theirs[1, 1, 0] = 0.0  # each seed is wrong once, at another example
+    found = difference("accuracy", list(ours), list(theirs))
+    assert found.value == pytest.approx(0.01)
+    assert found.p_value > 0.1
+    assert found.interval[0] < 0 < found.interval[1]
 
 
 @given(
     st.floats(0.01, 10),
     st.floats(0.01, 4),
     st.floats(0, 4),
+    st.floats(0, 4),
     st.integers(2, 9),
     st.floats(0.001, 0.9),
     st.sampled_from([1, 2, 9, 1000]),
 )
 @settings(deadline=None)
-def test_the_p_value_is_below_a_level_where_the_mean_is_beyond_its_margin(mean, seeds, examples, count, level, tested):
-    reach = margin(seeds, examples, count, tested, level)
+def test_the_p_value_is_below_a_level_where_the_mean_is_beyond_its_margin(
+    mean, seeds, examples, of_mean, count, level, tested
+):
+    parts = seeds, examples, of_mean
+    reach = margin(*parts, count, tested, level)
     if abs(mean - reach) > 1e-6 * mean:
-        assert (chance(mean, seeds, examples, count, tested) < level) == (mean > reach)
+        assert (chance(mean, *parts, count, tested) < level) == (mean > reach)
 
 
 @given(st.floats(-5, 5), st.floats(0.01, 3))
 @settings(deadline=None)
 def test_the_margin_of_one_cause_alone_is_the_textbook_one(mean, variance):
     score = abs(mean) / np.sqrt(variance)
-    assert chance(mean, variance, 0.0, 4, 50) == pytest.approx(2 * stats.t.sf(score, 3), rel=1e-6)
-    assert chance(mean, 0.0, variance, 4, 50) == pytest.approx(2 * stats.t.sf(score, 49), rel=1e-6)
+    assert chance(mean, variance, 0.0, 0.0, 4, 50) == pytest.approx(2 * stats.t.sf(score, 3), rel=1e-6)
+    assert chance(mean, 0.0, variance, variance, 4, 50) == pytest.approx(2 * stats.t.sf(score, 49), rel=1e-6)
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 5])
@@ -81,8 +106,8 @@ def test_the_bootstrap_finds_the_variances_that_a_mean_has(seeds):
     of_mean, of_one = apart.mean(0).var() / 400, apart.var(1).mean() / 400
     parts = variances(apart.mean(1), of_mean=of_mean, of_one=of_one)
     assert found.value == pytest.approx(apart.mean())
-    assert found.interval[1] - found.value == pytest.approx(float(margin(*parts, seeds, 400)), rel=0.05)
-    assert found.p_value == pytest.approx(chance(apart.mean(), *map(float, parts), seeds, 400), rel=0.2)
+    assert found.interval[1] - found.value == pytest.approx(float(margin(*parts, of_mean, seeds, 400)), rel=0.05)
+    assert found.p_value == pytest.approx(chance(apart.mean(), *map(float, parts), of_mean, seeds, 400), rel=0.2)
 
 
 @pytest.mark.parametrize("examples", [3, 8, 30])

@@ -12,15 +12,12 @@ from splitstep.compare.costs import in_turns
 from splitstep.compare.jobs import Job, finish, threads_of_each
 from splitstep.compare.measures import measure_name
 from splitstep.compare.schemes import Contestant, Scheme, contestants
-from splitstep.recipe import Recipe, recipe
+from splitstep.recipe import HOW_IT_IS_DONE, Recipe, recipe
 from splitstep.solver.errors import RunError, UserError
 from splitstep.tables import differences, with_setting
 from splitstep.training.checkpoints import write_atomically
 from splitstep.training.progress import Say
-from splitstep.training.run import MAY_CHANGE, Run
-
-# What may differ when a comparison goes on, perhaps on another machine: no number depends on it but those of the clock.
-HOW_IT_IS_DONE = MAY_CHANGE - {"training.updates", "training.epochs", "training.patience"}
+from splitstep.training.run import Run
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from splitstep.models.presets import PRESETS
+from splitstep.models.presets import PRESETS, SCHEME_SETTINGS
 from splitstep.recipe import Recipe, recipe
 from splitstep.solver.errors import UserError, lookup
+from splitstep.solver.tableaus import TABLEAUS
 from splitstep.tables import setting, with_settings
 
 if TYPE_CHECKING:
@@ -36,7 +37,20 @@ class Scheme:
             raise UserError(f"the seeds of a scheme are a number from 1 on, got {text!r}")
         first, *others = name.split("/")
         lookup("scheme", first, PRESETS)
-        return cls(name, {"preset": first, **dict(map(setting, others))}, int(seeds) if seeds else None)
+        further = dict(map(setting, others))
+        if "preset" in further:
+            raise UserError(f"a scheme begins with its preset, so {name} has two")
+        return cls(name, {"preset": first, **further}, int(seeds) if seeds else None)
+
+    def check(self, model: Mapping[str, Any]) -> None:
+        """Refuse what the [model] of a recipe sets in the place of what makes the scheme this one."""
+        own = {key: value for key, value in PRESETS[self.settings["preset"]].items() if key in SCHEME_SETTINGS}
+        for key in own.keys() & model.keys() - self.settings.keys():
+            if model[key] != own[key]:
+                raise UserError(
+                    f"{self.name} has {key} = {own[key]!r}, and the recipe sets model.{key} = {model[key]!r}; "
+                    f"say it of the scheme: {self.name}/{key}={model[key]}"
+                )
 
 
 @dataclass(frozen=True)
@@ -55,6 +69,7 @@ class Contestant:
 
 def with_scheme(whole: Recipe, scheme: Scheme, **adjusted: Any) -> Recipe:
     """The recipe with another scheme, everything else equal."""
+    scheme.check(whole.model)
     tables = whole.settings() | {"published": whole.published}
     tables["model"] |= scheme.settings
     settings = [(f"{section}.{key}", value) for section, keys in adjusted.items() for key, value in keys.items()]
@@ -146,6 +161,12 @@ FEWER_BY_DESIGN: dict[str, Callable[["SplitstepConfig"], bool]] = {
 
 
 def _equal_flops(baseline: Contestant, other: Contestant, counted: Counted) -> Contestant:
+    for one in (baseline, other):
+        if TABLEAUS[one.config.integrator].adaptive:
+            raise UserError(
+                f"{one.scheme.name} chooses its steps as it goes, so its operations are not known beforehand; "
+                "use --match seconds or --match none"
+            )
     return _longer(other, baseline.flops_per_unit / other.flops_per_unit, counted)
 
 

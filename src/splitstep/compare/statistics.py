@@ -71,14 +71,15 @@ def _over_seeds(values: Array, drawn: Array, tested: int) -> Difference:
     """The test of a mean over seeds: both causes of error, each by its own law."""
     count, mean = len(values), float(values.mean())
     of_mean, of_one = _scale(tested) * drawn.mean(1).var(ddof=1), _scale(tested) * drawn.var(0, ddof=1).mean()
-    seeds, examples = map(float, variances(values, of_mean=of_mean, of_one=of_one))
-    if seeds + examples == 0:  # all examples agree, as heads of a coin do
+    seeds, examples = variances(values, of_mean=of_mean, of_one=of_one)
+    parts = float(seeds), float(examples), float(of_mean)
+    if not any(parts):  # all examples agree, as heads of a coin do
         return Difference(mean, (mean, mean), 1.0 if mean == 0 else 2.0 ** (1 - tested), "the runs do not vary")
-    reach = float(margin(seeds, examples, count, tested))
+    reach = float(margin(*parts, count, tested))
     how = f"margins of {count} seeds (t) and of the test examples (bootstrap) together"
     if tested == 1:
         how = f"margin of {count} seeds (t); one test example, so its choice is not counted"
-    return Difference(mean, (mean - reach, mean + reach), chance(mean, seeds, examples, count, tested), how)
+    return Difference(mean, (mean - reach, mean + reach), chance(mean, *parts, count, tested), how)
 
 
 def _scale(tested: int) -> float:
@@ -98,17 +99,26 @@ def variances(values: Array, *, of_mean: Array, of_one: Array) -> tuple[Array, A
     return values.var(-1, ddof=1) / count, np.maximum(of_mean - both, 0.0)
 
 
-def margin(seeds: Array | float, examples: Array | float, count: int, tested: int, level: float = LEVEL) -> Array:
+def margin(
+    seeds: Array | float,
+    examples: Array | float,
+    of_mean: Array | float,
+    count: int,
+    tested: int,
+    level: float = LEVEL,
+) -> Array:
     """How far the mean of equal schemes is from 0 in all but a share `level` of comparisons, or in fewer.
 
     The margins of the two causes add up as their deviations do. Each is Student's, for `count` seeds, and few `tested`
     examples, tell their own variance badly; one t of all the variance, its degrees of freedom estimated too, is wrong
-    up to 12 times in 100 with two seeds, where 5 are meant.
+    up to 12 times in 100 with two seeds, where 5 are meant. A few seeds that agree by chance, as counts of right
+    answers often do, make no one surer than the examples alone, `of_mean`.
     """
     from scipy import stats
 
-    # margin**2 = (t s)**2 + (u b)**2
-    return np.sqrt(stats.t.isf(level / 2, count - 1) ** 2 * seeds + _examples_margin(level, tested) ** 2 * examples)
+    # margin**2 = max((t s)**2 + (u b)**2, (u m)**2)
+    t, u = stats.t.isf(level / 2, count - 1), _examples_margin(level, tested)
+    return np.sqrt(np.maximum(t**2 * seeds + u**2 * examples, u**2 * of_mean))
 
 
 def _examples_margin(level: float, tested: int) -> float:
@@ -124,12 +134,12 @@ def _normal(level: float) -> float:
     return float(stats.norm.isf(level / 2))
 
 
-def chance(mean: float, seeds: float, examples: float, count: int, tested: int) -> float:
+def chance(mean: float, seeds: float, examples: float, of_mean: float, count: int, tested: int) -> float:
     """The p-value: the level whose margin the mean just reaches."""
     from scipy.optimize import brentq
 
     def short(exponent: float) -> float:
-        return float(margin(seeds, examples, count, tested, math.exp(exponent))) - abs(mean)
+        return float(margin(seeds, examples, of_mean, count, tested, math.exp(exponent))) - abs(mean)
 
     least = math.log(1e-100)  # below which Student's margin leaves the range of floats
     if mean == 0 or short(least) < 0:

@@ -15,7 +15,7 @@ from splitstep.compare.measures import Array, measure_name
 from splitstep.compare.schemes import Contestant
 from splitstep.compare.statistics import LEVEL, Difference, corrected, difference
 from splitstep.recipe import Recipe
-from splitstep.reports.published import beside, spread
+from splitstep.reports.published import beside, spread, whole_settings
 from splitstep.tasks.base import METRICS, Task
 from splitstep.tasks.bleu import bleu
 from splitstep.training.run import Run
@@ -127,9 +127,7 @@ class Entry:
     @property
     def settings(self) -> dict[str, Any]:
         """The recipe of the scheme, with what the configuration has by default."""
-        config = self.rival.config
-        own = {"num_independent_layers": config.schedule(config.parts[0]).num_independent_layers}
-        return self.rival.recipe.settings() | {"model": config.to_dict() | own | self.rival.recipe.model}
+        return whole_settings(self.rival.recipe.settings(), self.rival.config)
 
     @property
     def signature(self) -> str | None:

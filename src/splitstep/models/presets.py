@@ -45,6 +45,8 @@ PRESETS |= {
 }
 
 
+MANNERS = {"hidden_act", "layer_norm_eps"}  # what a published model has beside its scheme
+SCHEME_SETTINGS = {key for row in PRESETS.values() for key in row} - MANNERS
 DECODER_SETTINGS = {"decoder_splitting"}  # of a model with a decoder beside its encoder
 
 

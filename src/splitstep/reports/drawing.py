@@ -39,8 +39,8 @@ def _panel(title: str, results: dict[str, Any], y: float) -> tuple[list[str], fl
     base, *others = results["schemes"]
     others = [row for row in others if "difference" in row]
     sign = 1 if METRICS[results["metric"]] is max else -1
-    reaches = [max(map(abs, row["interval"])) for row in others]
-    reach = min(max(reaches), WIDEST * median(reaches)) if any(reaches) else 1.0
+    reaches = [reach for row in others if (reach := max(map(abs, row["interval"])))]
+    reach = min(max(reaches), WIDEST * median(reaches)) if reaches else 1.0
 
     def place(value: float) -> float:
         share = min(max(sign * value / reach, -1.0), 1.0)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from splitstep.reports import drawing, tables
-from splitstep.reports.read import EVIDENCE, curve, curve_name, flops_of, provenance, recipe_of, results_of
+from splitstep.reports.read import EVIDENCE, curve, curve_name, flops_of, provenance, read_json, recipe_of, results_of
 from splitstep.solver.errors import UserError
 from splitstep.tables import toml
 
@@ -289,15 +289,16 @@ def write(folders: list[Path], out: Path) -> Path:
 def _refuse_to_overwrite(out: Path) -> None:
     """The results of a run or a comparison are not made room for a report's."""
     path = out / "results.json"
-    if path.is_file() and "comparisons" not in json.loads(path.read_text(encoding="utf-8")):
+    if path.is_file() and "comparisons" not in read_json(path):
         raise UserError(f"{path} is no report's and would be overwritten; choose another --out")
 
 
 def _keep_evidence(folder: Path, out: Path) -> None:
     if out.exists() and out.samefile(folder):
         return
-    runs = [run for row in results_of(folder)["schemes"] for run in row["runs"]]
-    for place in dict.fromkeys([".", *runs]):
+    results = results_of(folder)
+    runs = [run for row in results["schemes"] for run in row["runs"]]
+    for place in dict.fromkeys([".", *runs, *results.get("unfinished", [])]):
         (out / place).mkdir(parents=True, exist_ok=True)
         for name in EVIDENCE:
             if (folder / place / name).is_file():

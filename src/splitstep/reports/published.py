@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from splitstep.tables import at
+
+if TYPE_CHECKING:
+    from splitstep.models.configuration import SplitstepConfig
 
 
 def beside(
@@ -14,17 +17,17 @@ def beside(
     schemes: Mapping[str, Mapping[str, Any]],
     reached: Callable[[str], list[float]],
     *,
-    preset: str,
+    preset: str | None,
     changed: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """What a recipe quotes, each row with the schemes that it is of and what they reached.
 
     `schemes` has the settings of each by name, `reached` the values of its runs under the published metric. A number
-    that stands alone, without settings of its own, is of the recipe's own `preset`. What a scheme has `changed`, a row
-    must name, or it is of another scheme.
+    that stands alone, without settings of its own, is of the recipe's own `preset`, where it has one. What a scheme has
+    `changed`, a row must name, or it is of another scheme.
     """
     rows = published.get("rows", [])
-    if len(rows) == 1 and not settings_of(rows[0]):
+    if len(rows) == 1 and preset is not None and not settings_of(rows[0]):
         rows = [{"model.preset": preset, **rows[0]}]
     found = [
         row | {"here": [{"scheme": name, **spread(reached(name))} for name in _named(row, schemes, changed)]}
@@ -47,6 +50,12 @@ def _named(
         for name, tables in schemes.items()
         if wanted and all(at(tables, k) == v for k, v in wanted.items()) and set(changed.get(name, ())) <= wanted.keys()
     ]
+
+
+def whole_settings(tables: Mapping[str, Any], config: "SplitstepConfig") -> dict[str, Any]:
+    """The settings of a recipe with what the configuration of its model has by default."""
+    own = {"num_independent_layers": config.schedule(config.parts[0]).num_independent_layers}
+    return {**tables, "model": config.to_dict() | own | tables["model"]}
 
 
 def spread(values: list[float]) -> dict[str, Any]:

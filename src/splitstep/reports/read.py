@@ -6,9 +6,12 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from splitstep.reports.published import beside, spread
+from splitstep.models.presets import PRESETS, SCHEME_SETTINGS, preset
+from splitstep.recipe import HOW_IT_IS_DONE, label
+from splitstep.reports.published import beside, spread, whole_settings
 from splitstep.solver.errors import UserError
 from splitstep.tables import at, differences
+from splitstep.tasks import task_class
 
 # The files of a run or a comparison that its report is made of.
 EVIDENCE = (
@@ -27,7 +30,7 @@ def results_of(folder: Path) -> dict[str, Any]:
     path = folder / "results.json"
     if not path.is_file():
         return _side_by_side(folder, _runs_in(folder))
-    results = json.loads(path.read_text(encoding="utf-8"))
+    results = read_json(path)
     if "comparisons" in results:
         raise UserError(
             f"{folder} is a report; name the folders in it: {', '.join(map(str, _reported(folder, results)))}"
@@ -59,10 +62,11 @@ def _by_numbers(name: str) -> list[str | float]:
 
 def _side_by_side(folder: Path, runs: list[str]) -> dict[str, Any]:
     """Runs as rows of one table, those that differ in their seed alone as one. Nothing is said of differences."""
-    found = {run: json.loads(path.read_text()) for run in runs if (path := folder / run / "results.json").is_file()}
+    found = {run: read_json(path) for run in runs if (path := folder / run / "results.json").is_file()}
     recipes = {run: _with_preset(recipe_of(folder / run)) for run in found}
     task, metric = _common(folder, found)
-    measured = next(iter(found.values()))["metrics"]
+    first = next(iter(found.values()))
+    measured = first["metrics"]
     split = "test" if "test" in measured else next(iter(measured))
     changed = _changed(recipes)
     named: dict[str, list[str]] = {}
@@ -72,6 +76,7 @@ def _side_by_side(folder: Path, runs: list[str]) -> dict[str, Any]:
         "task": task,
         "metric": metric,
         "split": split,
+        "weights": first.get("weights"),
         **{key: value for key, value in measured[split].items() if key == "signature"},
         "schemes": [_row(name, {run: found[run] for run in own}, metric, split) for name, own in named.items()],
         "unfinished": [run for run in runs if run not in found],
@@ -89,15 +94,17 @@ def _common(folder: Path, found: dict[str, dict[str, Any]]) -> tuple[str, str]:
 
 
 def _changed(recipes: dict[str, dict[str, Any]]) -> list[str]:
-    """In what the recipes of runs differ, but for their seeds."""
+    """In what the recipes of runs differ, but for their seeds and what no number depends on."""
     first, *others = recipes.values()
-    keys = dict.fromkeys(key for other in others for key in differences(first, other))
-    return [key for key in keys if key != "training.seed"]
+    pairs = ((key, values) for other in others for key, values in differences(first, other).items())
+    # A recipe that was resolved before there was a key lacks it; [model] has what was set alone.
+    keys = dict.fromkeys(key for key, values in pairs if None not in values or key.startswith("model."))
+    return [key for key in keys if key not in HOW_IT_IS_DONE | {"training.seed"} and not key.startswith("published")]
 
 
 def _name(recipe: dict[str, Any], changed: list[str]) -> str:
     """What a run is called by what it has changed, as its grid calls it; by its preset alone otherwise."""
-    return ",".join(f"{key.rpartition('.')[2]}={at(recipe, key)}" for key in changed) or recipe["model"]["preset"]
+    return label({key: at(recipe, key) for key in changed}) or recipe["model"]["preset"]
 
 
 def _with_preset(recipe: dict[str, Any]) -> dict[str, Any]:
@@ -144,15 +151,45 @@ def _beside(
         measured = [found[run]["metrics"][split] for run in named[name]]
         return [metrics[quoted] for metrics in measured if fits and quoted in metrics]
 
-    schemes = {name: recipes[runs[0]] for name, runs in named.items()}
-    model = tuple(key for key in _changed(recipes) if key.startswith("model."))
-    changed = dict.fromkeys(named, model)
-    return beside(published, schemes, reached, preset=some["model"]["preset"], changed=changed)
+    schemes = {name: _whole(recipes[runs[0]]) for name, runs in named.items()}
+    varied = {key for key in _changed(recipes) if key.startswith("model.")}
+    changed = {name: varied | _own_scheme(recipes[runs[0]]) for name, runs in named.items()}
+    presets = {recipe["model"]["preset"] for recipe in recipes.values()}
+    return beside(published, schemes, reached, preset=presets.pop() if len(presets) == 1 else None, changed=changed)
+
+
+def _whole(recipe: dict[str, Any]) -> dict[str, Any]:
+    """The recipe with what its model has by default, as far as that can be known without the data."""
+    model = dict(recipe["model"])
+    try:
+        kind = model.pop("kind", task_class(recipe["task"]).kind)
+        return whole_settings(recipe, preset(model.pop("preset"), kind, **model))
+    except UserError:  # a size that only the data tell, or a setting that is no more
+        return recipe
+
+
+def _own_scheme(recipe: dict[str, Any]) -> set[str]:
+    """What a run has in the place of what makes its preset."""
+    model = recipe["model"]
+    usual = PRESETS.get(model["preset"], {})
+    return {f"model.{key}" for key in SCHEME_SETTINGS & model.keys() if model[key] != usual.get(key)}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The numbers of a run, a comparison or a report."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is no JSON, or damaged ({error})") from None
 
 
 def recipe_of(folder: Path) -> dict[str, Any]:
     """The resolved recipe of a run."""
-    return tomllib.loads((folder / "recipe.toml").read_text(encoding="utf-8"))
+    path = folder / "recipe.toml"
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is no TOML, or damaged ({error})") from None
 
 
 def curve(folder: Path, metric: str) -> list[dict[str, float]]:

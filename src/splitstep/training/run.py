@@ -15,17 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from splitstep import __version__
-from splitstep.recipe import Recipe, recipe
+from splitstep.recipe import HOW_IT_IS_DONE, Recipe, recipe
 from splitstep.solver.errors import UserError
 from splitstep.tables import differences, toml
 from splitstep.training.checkpoints import write_atomically
 
 # What may change when a run goes on: it alters where it ends or how it is done, not what is learnt.
-# Where the data lie may change too, since their checksums tell them.
-MAY_CHANGE = {"data.root"} | {
-    f"training.{key}"
-    for key in ("updates", "epochs", "micro_batches", "workers", "threads", "log_every", "keep", "timeout", "patience")
-}
+MAY_CHANGE = HOW_IT_IS_DONE | {"training.updates", "training.epochs", "training.patience"}
 
 
 @dataclass(frozen=True)
