@@ -3,7 +3,9 @@
 import gzip
 import io
 import lzma
+import math
 import tarfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -147,6 +149,7 @@ def test_columns_are_chosen_by_name_and_joined_with_a_plus(tmp_path):
         ("tsv", "a\tb\tc", "3 columns instead of 2"),
         ("jsonl", "{", "no JSON"),
         ("jsonl", "[1]", "no JSON object"),
+        ("jsonl", "[" * 10**5, "no JSON"),
         ("jsonl", '{"text": null, "label": 1}', "unknown data.texts 'text'"),
         ("ag-news", '"1","only two"', "2 columns instead of 3"),
         ("ag-news", '"3","T","d"', "label '3' is none of 1, 2"),
@@ -191,6 +194,26 @@ def test_a_listops_file_without_its_header_is_another_file(tmp_path):
     (tmp_path / "x").write_text("( [MAX 1 ) ] )\t1\n")
     with pytest.raises(UserError, match=r"x, line 1: the header is .*not 'Source\\tTarget'"):
         read(tmp_path, "listops", "x")
+    (tmp_path / "x").write_bytes(b"\xff\n")
+    with pytest.raises(UserError, match=r"x, line 1: not utf-8"):
+        read(tmp_path, "listops", "x")
+
+
+def test_a_quotation_mark_that_is_never_closed_costs_its_own_row_alone(tmp_path):
+    rows = [f'{number},"text, {number}\nof two lines"' for number in range(5000)]
+    rows[7], rows[4000] = '7,"open', '4000,"open'
+    (tmp_path / "x").write_text("label,text\n" + "\n".join(rows) + "\n")
+    said = []
+    found = read(tmp_path, "csv", "x", reading=Reading("skip", said.append))
+    labels = {label for _, label in found}
+    assert labels == {str(number) for number in range(5000)} - {"7", "4000"}
+    assert "x, line 16: no row of a table" in said[0]
+
+
+def test_labels_that_are_numbers_keep_no_names(tmp_path):
+    _ag_news(tmp_path)
+    choice = replace(Choice.of("ag-news", None, None), numbers=(-math.inf, math.inf))
+    assert [example.label for example in examples(choice, tmp_path, "x")] == ["2", "1"]
 
 
 def test_reviews_are_the_same_from_a_folder_and_from_its_archives(tmp_path):

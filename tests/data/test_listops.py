@@ -10,6 +10,7 @@ from tests.published import published
 from typer.testing import CliRunner
 
 from splitstep.cli import app
+from splitstep.data import listops
 from splitstep.data.labelled import Choice, examples
 from splitstep.data.listops import DIGITS, OPERATORS, SYMBOLS, Shape, expressions, write
 from splitstep.solver.errors import UserError
@@ -165,9 +166,15 @@ def test_a_shape_that_no_expression_has_is_refused(shape, complaint):
         Shape(**shape)
 
 
-def test_what_is_interrupted_leaves_no_file(tmp_path, monkeypatch):
-    from splitstep.data import listops
+def test_a_shape_with_too_few_expressions_ends_with_the_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr(listops, "TRIES", 10_000)
+    shape = Shape(max_depth=2, max_args=2, min_length=3, max_length=5)  # four operators of two digits
+    with pytest.raises(UserError, match=r"after 400 expressions of this shape, 10,000 draws had no other"):
+        list(listops.write(tmp_path, name="a", counts={"train": 500}, seed=1, shape=shape))
+    assert not list(tmp_path.iterdir())
 
+
+def test_what_is_interrupted_leaves_no_file(tmp_path, monkeypatch):
     def interrupted(seed, shape):
         yield "[MAX 1 2 ]", 2
         raise KeyboardInterrupt

@@ -79,6 +79,21 @@ def test_a_given_wordpiece_vocabulary_is_used_as_it_is(tmp_path):
         vocabulary.learn(Vocabulary(kind="wordpiece", file=str(path)), [])
     with pytest.raises(UserError, match=r"needs data\.vocabulary\.file"):
         learnt(kind="wordpiece")
+    with pytest.raises(ValueError, match=r"data.vocabulary.file is of kind = 'wordpiece', and the kind is 'bpe'"):
+        Vocabulary(file=str(path))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [("hund\nein\nhund\n", "line 8: 'hund' is in line 6 too"), ("hund\n\nein\n", "line 7: an empty token")],
+)
+def test_a_vocabulary_that_numbers_no_token_once_is_refused(tmp_path, words, said):
+    path = tmp_path / "vocab.txt"
+    path.write_text(f"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n{words}")
+    with pytest.raises(UserError, match=said):
+        vocabulary.learn(Vocabulary(kind="wordpiece", file=str(path)), [])
+    path.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nhund\n\n\n")
+    assert vocabulary.learn(Vocabulary(kind="wordpiece", file=str(path)), []).get_vocab_size() == 6
 
 
 def test_lower_case_and_normal_forms_hold_in_learning_and_in_use():

@@ -17,7 +17,7 @@ from splitstep.data.listops import Shape, write
 from splitstep.models.presets import PRESETS
 from splitstep.recipe import recipe
 from splitstep.solver.errors import UserError
-from splitstep.tables import toml
+from splitstep.tables import toml, without
 from splitstep.tasks.classification import Classification
 from splitstep.tasks.matching import Matching
 from splitstep.tasks.prediction import Predictor
@@ -217,6 +217,18 @@ def test_malformed_rows_stop_a_run_or_are_said(tmp_path):
         assert any("1 of 201 rows of train.csv are malformed and left out" in line for line in said)
 
 
+def test_the_order_of_files_decides_what_is_held_out(tmp_path):
+    root = corpora.news(tmp_path / "data")
+    for names in (["train.csv", "test.csv"], ["test.csv", "train.csv"], ["train.csv"], ["train.csv", "train.csv"]):
+        tables = corpora.classification_recipe(root, data={"train": names, "valid_every": 3})
+        settings = recipe(without(without(tables, "data.valid"), "data.test"))
+        task = Classification(settings.data, settings.evaluation)
+        counts = {split: len(task.sequences(split)) for split in ("valid", "train")}
+        read = {split: list(task.examples(split)) for split in counts}
+        assert counts == {split: len(rows) for split, rows in read.items()}
+        assert task.sequences("train").labels.tolist() == [task._number(example) for example in read["train"]]
+
+
 @pytest.mark.parametrize(
     ("section", "key", "value", "complaint"),
     [
@@ -238,7 +250,6 @@ def test_what_is_in_no_table_is_refused(section, key, value, complaint, tmp_path
 
 def test_numbers_are_learnt_by_regression(tmp_path):
     root = corpora.news(tmp_path / "data")
-    (root / "classes.txt").write_text("1\n2\n3\n4\n")
     numbers = {"labels": "numbers"}
     tables = corpora.classification_recipe(root, data=numbers, training=TRAINED, model={"pooling": "mean"})
     results = train(recipe(tables), tmp_path / "run").results

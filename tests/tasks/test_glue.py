@@ -355,6 +355,34 @@ def test_a_run_that_fails_leaves_the_others_finished(tmp_path, begun, monkeypatc
     assert len(fine_tune(experiment, say=lambda line: None)["tasks"]) == 2
 
 
+def test_a_score_is_of_the_updates_that_are_asked_for(tmp_path, begun):
+    experiment = Experiment(tmp_path / "out", (_small(tmp_path),), begun / "encoder", ("RTE",), seeds=1)
+    before = fine_tune(experiment, say=lambda line: None)
+    for updates in (1, 3):
+        refused = rf"RTE/seed=1 is a finished run of 2 updates, and {updates} are asked for; choose another --out"
+        with pytest.raises(UserError, match=refused):
+            fine_tune(replace(experiment, settings=(f"training.updates={updates}",)), say=lambda line: None)
+    assert fine_tune(experiment, say=lambda line: None) == before
+
+
+def test_recipes_whose_runs_would_share_a_folder_are_refused(tmp_path, begun):
+    name = _small(tmp_path)
+    with pytest.raises(UserError, match=r"2 runs of .* would share .*/out/CoLA/seed=1; name one recipe at a time"):
+        Experiment(tmp_path / "out", (name, name), begun / "encoder").trials()
+
+
+def test_malformed_rows_are_said_where_runs_go_on_side_by_side_too(tmp_path, begun):
+    name = _small(tmp_path)
+    path = tmp_path / "data" / "glue" / "QQP" / "train.tsv"
+    path.write_text(f"{path.read_text()}broken\n")
+    said = []
+    experiment = Experiment(
+        tmp_path / "out", (name,), begun / "encoder", ("QQP",), seeds=1, settings=("data.on_bad=skip",), jobs=2
+    )
+    fine_tune(experiment, say=said.append)
+    assert sum("rows of QQP/train.tsv are malformed and left out" in line for line in said) == 1
+
+
 def test_the_command_prints_one_table_and_pure_json(tmp_path, begun):
     command = ["glue", str(begun / "encoder"), "--recipe", _small(tmp_path), "--tasks", "CoLA,MRPC", "--seeds", "1"]
     command += ["--out", str(tmp_path / "out"), "--from-scratch"]

@@ -134,6 +134,17 @@ def test_a_given_wordpiece_vocabulary_and_wikitext_s_unknown_words(tmp_path):
     assert encoded["token_type_ids"] == [0, 0, 0, 1, 1]
 
 
+def test_documents_without_pairs_are_counted_each_time(tmp_path):
+    root = corpora.documents(tmp_path / "data")
+    with (root / "train.txt").open("a") as file:
+        file.write("\n\nOne sentence .\n")
+    settings = recipe(corpora.pretraining_recipe(root))
+    for _ in range(2):  # written, then from the cache
+        said = []
+        PreTraining(settings.data, settings.evaluation, say=said.append).corpus("train")
+        assert "1 of 31 documents read for train have fewer than two sentences: left out" in said
+
+
 def test_text_without_two_documents_is_refused(tmp_path):
     root = corpora.documents(tmp_path / "data", train=1, valid=2)
     with pytest.raises(UserError, match="the train text has fewer than two documents"):

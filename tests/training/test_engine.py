@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -155,6 +156,17 @@ def test_more_updates_than_before_go_on_where_the_run_ended(one_task, tmp_path, 
     assert results["updates"] == 8
     assert "now 8 updates are asked for; the schedule 'constant' goes on" in capsys.readouterr().err
     assert Run(tmp_path / "run").recipe().training.updates == 8
+
+
+def test_more_updates_without_a_checkpoint_are_a_run_of_their_own(one_task, tmp_path, capsys):
+    longer = recipe(corpora.merged(one_task, {"training": {"updates": 8}}))
+    train(recipe(one_task), tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    train(longer, tmp_path / "run")
+    assert "has no checkpoint to go on from: it begins anew" in capsys.readouterr().err
+    assert Run(tmp_path / "run").recipe().training.updates == 8
+    train(longer, tmp_path / "whole")
+    same(tmp_path / "run", tmp_path / "whole")
 
 
 def test_micro_batches_change_nothing_but_the_last_bits(tables, tmp_path):

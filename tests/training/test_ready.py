@@ -46,6 +46,33 @@ def refused(tables, tmp_path, complaint):
     assert not (tmp_path / "run").exists()
 
 
+FIRST_FILE = {
+    "translation": "train.en",
+    "language-modelling": "wiki.train.tokens",
+    "pre-training": "train.txt",
+    "text-classification": "train.csv",
+    "text-matching": "pairs.train.tsv",
+    "glue": "glue/SST-2/train.tsv",
+}
+
+
+@pytest.mark.parametrize("name", FIRST_FILE)
+def test_what_is_left_out_of_the_data_is_said_by_every_run(tmp_path, name):
+    """Also when the tokens come from the cache."""
+    tables = corpora.merged(TASKS[name](tmp_path / "data"), {"data": {"on_bad": "skip"}})
+    path = tmp_path / "data" / FIRST_FILE[name]
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:1], b"\xff\n", *lines[2:]]))
+    for _ in range(2):
+        said = []
+        ready(recipe(tables), said.append)
+        (note,) = (line for line in said if "malformed" in line)
+        assert "line 2: not utf-8" in note
+    said = []
+    all_ready([recipe(tables), recipe(corpora.merged(tables, {"model": {"preset": "macaron"}}))], said.append)
+    assert said.count(note) == 1
+
+
 def test_training_selects_by_what_the_task_reports(tables, tmp_path):
     results = train(recipe(tables), tmp_path / "run").results
     task, _ = ready(recipe(tables))

@@ -130,7 +130,7 @@ def compare(experiment: Experiment, *, say: Say) -> dict[str, Any]:
     measure_name(task)  # one that has no test is refused before hours of training
     pace = experiment.paces()
     rivals = contestants(experiment.recipe, experiment.names, experiment.match, pace=pace)
-    all_ready(rival.recipe for rival in rivals)
+    all_ready((rival.recipe for rival in rivals), say)
     experiment.begin(pace)
     for rival in rivals:
         changed = ", ".join(f"{key} = {value}" for key, value in rival.adjusted.items())

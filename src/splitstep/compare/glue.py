@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +62,10 @@ class Experiment:
         found = [trial for name in self.recipe_names for trial in self._trials(name, told)]
         for task in asked:
             lookup(f"task of {', '.join(self.recipe_names)}", task, {trial.task: trial for trial in found})
+        for folder, count in Counter(trial.folder for trial in found).items():
+            if count > 1:
+                names = ", ".join(self.recipe_names)
+                raise UserError(f"{count} runs of {names} would share {folder}; name one recipe at a time")
         if asked:
             found = sorted((trial for trial in found if trial.task in asked), key=lambda t: asked.index(t.task))
         return sorted(found, key=lambda t: t.seed)
@@ -94,7 +98,7 @@ def fine_tune(experiment: Experiment, *, say: Say) -> dict[str, Any]:
     for task, reason in SKIPPED.items():
         say(f"{task}: {reason}")
     trials = experiment.trials()
-    tasks = all_ready(trial.recipe for trial in trials)
+    tasks = all_ready((trial.recipe for trial in trials), say)
     jobs = [trial.job(updates_of(task, trial.recipe.training)) for trial, task in zip(trials, tasks, strict=True)]
     left = [job for job, task in zip(jobs, tasks, strict=True) if not job.finished(origin(task))]
     for job in finish(left, at_a_time=experiment.jobs, say=say):

@@ -16,6 +16,7 @@ from typing import IO
 
 from splitstep.compare.child import at_work, wait_for
 from splitstep.recipe import Recipe
+from splitstep.solver.errors import UserError
 from splitstep.tables import toml
 from splitstep.training.checkpoints import write_atomically
 from splitstep.training.progress import Bar, Lines, Say, clock, progress
@@ -54,9 +55,14 @@ class Job:
         """Whether nothing is left to do; a run of another recipe or of other data is refused."""
         run = Run(self.folder)
         results = run.results()
-        if results is None or results["updates_asked"] < self.updates:
+        if results is None:
             return False
         run.check(self.recipe, data)
+        if results["updates_asked"] != self.updates:
+            raise UserError(
+                f"{self.folder} is a finished run of {results['updates_asked']:,} updates, and {self.updates:,} are "
+                "asked for; choose another --out"
+            )
         return True
 
     @property

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-LAYOUT = 2  # of the cached files; a new layout is another cache
+LAYOUT = 3  # of the cached files; a new layout is another cache
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,11 @@ def cache_root() -> Path:
     return Path(os.environ.get("SPLITSTEP_CACHE", f"{home}/splitstep")).expanduser()
 
 
-def cached(made_from: dict[str, Any], build: Callable[[Path], None]) -> Path:
-    """The folder that `build` filled for these inputs, now or in an earlier run; never a half-filled one."""
+def cached(made_from: dict[str, Any], build: Callable[[Path], Iterable[str] | None]) -> Path:
+    """The folder that `build` filled for these inputs, now or in an earlier run; never a half-filled one.
+
+    What `build` answers are notes for everyone who uses the folder.
+    """
     key = hashlib.sha256(json.dumps([LAYOUT, made_from], sort_keys=True).encode()).hexdigest()[:32]
     folder = cache_root() / key
     if folder.is_dir():
@@ -93,12 +96,17 @@ def cached(made_from: dict[str, Any], build: Callable[[Path], None]) -> Path:
             return folder
         unfinished = Path(tempfile.mkdtemp(prefix="unfinished-", dir=folder.parent))
         try:
-            build(unfinished)
+            (unfinished / "notes.json").write_text(json.dumps([*(build(unfinished) or ())]))
             (unfinished / "made_from.json").write_text(json.dumps(made_from, indent=2))
             unfinished.rename(folder)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
     return folder
+
+
+def notes_of(folder: Path) -> list[str]:
+    """What was noticed when a folder was filled."""
+    return json.loads((folder / "notes.json").read_text())
 
 
 @contextmanager

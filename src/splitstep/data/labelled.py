@@ -6,6 +6,7 @@ An image is a text too: the grey values of its pixels, row by row, as words.
 import csv
 import json
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -96,7 +97,7 @@ def named_cells(columns: Sequence[str], row: Sequence[str]) -> dict[str, str]:
 
 def examples(choice: Choice, folder: Path, name: str, reading: Reading = STRICT) -> Iterator[Example]:
     """The examples of a file."""
-    names = choice.names(folder)
+    names = choice.names(folder) if choice.numbers is None else {}
 
     def example(place: str, record: Any) -> Example | BadRowError:
         if isinstance(record, BadRowError):
@@ -144,6 +145,8 @@ def _latin_lines(folder: Path, name: str) -> Iterator[Record]:
 def _listops_lines(folder: Path, name: str) -> Iterator[Record]:
     rows = _lines(folder, name)
     place, header = next(rows)
+    if isinstance(header, BadRowError):
+        raise UserError(f"{place}: {header}")
     if header != listops.HEADER:
         raise UserError(f"{place}: the header is {header[:40]!r}, not {listops.HEADER!r}")
     return rows
@@ -153,32 +156,37 @@ def _listops_lines(folder: Path, name: str) -> Iterator[Record]:
 
 
 def _table_records(folder: Path, name: str, *, dialect: type[csv.Dialect]) -> Iterator[Record]:
-    """Header and cells of each row. One that is quoted may go over several lines; empty lines are passed over."""
-    path = find(folder, name)
-    wrong: list[BadRowError] = []
+    """Header and cells of each row. One that is quoted may go over several lines; empty lines are passed over.
+
+    Where a row is none, as after a quotation mark that is never closed, the next begins in its second line.
+    """
+    source = placed_lines(find(folder, name))
+    taken: list[Record] = []  # the lines of a row
+    again: deque[Record] = deque()
 
     def physical() -> Iterator[str]:
-        for _, line in placed_lines(path):
-            if isinstance(line, BadRowError):
-                wrong.append(line)
-            yield "\n" if isinstance(line, BadRowError) else f"{line}\n"
+        while (placed := again.popleft() if again else next(source, None)) is not None:
+            taken.append(placed)
+            yield "\n" if isinstance(placed[1], BadRowError) else f"{placed[1]}\n"
 
     reader = csv.reader(physical(), dialect)
     header: list[str] | None = None
     while True:
-        place = f"{path}, line {reader.line_num + 1}"
+        taken.clear()
         try:
             cells = next(reader, None)
+            flaws = [line for _, line in taken if isinstance(line, BadRowError)]
         except csv.Error as error:
-            wrong.append(BadRowError(f"no row of a table ({error})"))
-            cells = []
+            cells, flaws = [], [BadRowError(f"no row of a table ({error})")]
+            again.extendleft(reversed(taken[1:]))
+            reader = csv.reader(physical(), dialect)
         if cells is None:
             return
-        if header is None and (wrong or cells):
-            header = _header(cells, place, wrong)
-        elif wrong or cells:
-            yield place, wrong.pop() if wrong else (header, cells)
-        wrong.clear()
+        place = taken[0][0]
+        if header is None and (flaws or cells):
+            header = _header(cells, place, flaws)
+        elif flaws or cells:
+            yield place, flaws[-1] if flaws else (header, cells)
 
 
 def _header(cells: list[str], place: str, wrong: list[BadRowError]) -> list[str]:
@@ -206,7 +214,7 @@ class _Tabs(csv.excel_tab):
 def _json_row(line: str) -> Mapping[str, str]:
     try:
         found = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRowError(f"no JSON ({error})") from None
     if not isinstance(found, dict):
         raise BadRowError(f"no JSON object, but {line[:40]!r}")

@@ -24,6 +24,7 @@ DIGITS = [str(digit) for digit in range(10)]
 SYMBOLS = [*DIGITS, *OPERATORS, END]
 NESTED = 0.25  # the chance that an argument is an expression
 HEADER = "Source\tTarget"
+TRIES = 1_000_000  # draws in a row that find no new expression, after which there are no others
 
 
 @dataclass(frozen=True)
@@ -66,16 +67,26 @@ class _TooLongError(Exception):
 
 
 def expressions(seed: int, shape: Shape = Shape()) -> Iterator[tuple[str, int]]:
-    """Expressions and what they come to, for ever, no two alike."""
-    rng, seen = Random(seed), set()
-    while True:
+    """Expressions and what they come to, no two alike, as long as there are others."""
+    rng, seen = Random(seed), set[str]()
+    while (drawn := _another(rng, shape, seen)) is not None:
+        seen.add(drawn.text)
+        yield drawn.text, drawn.value
+    raise UserError(
+        f"after {len(seen):,} expressions of this shape, {TRIES:,} draws had no other; allow greater lengths, deeper "
+        "ones or more arguments"
+    )
+
+
+def _another(rng: Random, shape: Shape, seen: set[str]) -> _Expression | None:
+    for _ in range(TRIES):
         try:
             drawn = _drawn(rng, shape, 1)
         except _TooLongError:
             continue
         if shape.min_length < drawn.length < shape.max_length and drawn.text not in seen:
-            seen.add(drawn.text)
-            yield drawn.text, drawn.value
+            return drawn
+    return None
 
 
 def _drawn(rng: Random, shape: Shape, depth: int) -> _Expression:

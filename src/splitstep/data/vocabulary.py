@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from splitstep.data import listops
@@ -37,6 +37,12 @@ class Vocabulary(Section):
     lowercase: bool = False
     normalization: Literal["none", "nfc", "nfkc"] = "nfc"
     file: str | None = None  # a given WordPiece vocabulary, a token a line
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Vocabulary":
+        if self.file is not None and self.kind != "wordpiece":
+            raise ValueError(f"data.vocabulary.file is of kind = 'wordpiece', and the kind is {self.kind!r}")
+        return self
 
     def under(self, root: str | None) -> "Vocabulary":
         """The same, its file found in the folder of data sets."""
@@ -116,11 +122,25 @@ def _byte_symbols() -> list[str]:
     return [table[byte] for byte in range(256)]
 
 
+def _listed(path: Path) -> dict[str, int]:
+    """The tokens of a file by their lines, which are their numbers."""
+    words = list(lines(path))
+    while words and not words[-1]:
+        words.pop()
+    numbers: dict[str, int] = {}
+    for number, word in enumerate(words):
+        if not word or word in numbers:
+            flaw = f"{word!r} is in line {numbers[word] + 1} too" if word else "an empty token"
+            raise UserError(f"{path}, line {number + 1}: {flaw}")
+        numbers[word] = number
+    return numbers
+
+
 def _wordpiece(settings: Vocabulary, texts: Iterable[str]) -> Tokenizer:
     # `trainers.WordPieceTrainer` learns another vocabulary each time, so one must be given.
     if settings.file is None:
         raise UserError("data.vocabulary.kind = 'wordpiece' needs data.vocabulary.file, a token a line; or learn 'bpe'")
-    vocabulary = {word: i for i, word in enumerate(lines(Path(settings.file))) if word}
+    vocabulary = _listed(Path(settings.file))
     missing = [token for token in BERT_SPECIALS.values() if token not in vocabulary]
     if missing:
         raise UserError(f"{settings.file} is no WordPiece vocabulary: it lacks {', '.join(missing)}")

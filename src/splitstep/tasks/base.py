@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitstep.data.batches import Piece
+from splitstep.data.cache import notes_of
 from splitstep.data.files import checksum
 from splitstep.data.settings import Section
 
@@ -85,6 +86,12 @@ class Task(ABC):
     ) -> None:
         self.data, self.evaluation, self.say = data, evaluation, say
         self.folder, self.initial = folder, initial
+
+    def _noted(self, folder: Path) -> Path:
+        """A folder that was filled once, when what was noticed then has been said."""
+        for note in notes_of(folder):
+            self.say(note)
+        return folder
 
     @property
     @abstractmethod

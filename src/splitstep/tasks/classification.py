@@ -81,7 +81,6 @@ class Sequences:
     seconds: NDArray[np.int64]  # where in each sequence a second text begins
     labels: NDArray[np.float64]  # of each example
     clues: NDArray[np.str_]  # what a guesser would look at, of each example
-    notes: tuple[str, ...] = ()  # what was noticed on the way
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -96,7 +95,7 @@ class Sequences:
         """What was prepared in a folder, the tokens read when they are used."""
         with np.load(folder / "columns.npz") as stored:
             columns = {name: stored[name] for name in ("seconds", "labels", "clues")}
-        return cls(Ragged.open(folder / "sequences"), **columns, notes=json.loads((folder / "notes.json").read_text()))
+        return cls(Ragged.open(folder / "sequences"), **columns)
 
 
 class Classification(Task):
@@ -179,9 +178,13 @@ class Classification(Task):
 
     @cached_property
     def _learnt(self) -> Path:
-        made_from = {"task": "text-classification", "files": self._checksums("train"), "data": self._reading()}
+        made_from = {"task": "text-classification", **self._read_from("train"), "data": self._reading()}
         origin = vocabulary.origin(self.data.vocabulary.under(self.data.root), given=self.initial)
         return cached(made_from | {"vocabulary": origin}, self._learn)
+
+    def _read_from(self, split: str) -> dict[str, Any]:
+        """The files of a split in their order, on which it depends what is held out."""
+        return {"names": self._files(split), "files": self._checksums(split)}
 
     def _reading(self) -> dict[str, Any]:
         chosen = {"format", "texts", "label", "labels", "valid_every", "on_bad"}
@@ -261,17 +264,16 @@ class Classification(Task):
         if split not in self._opened:
             made_from = {
                 "task": [type(self).__name__, split],
-                "files": self._checksums(split),
+                **self._read_from(split),
                 "data": self._reading(),
                 "labels": self.names,
                 "tokenizer": hashlib.sha256(self.tokenizer.to_str().encode()).hexdigest(),
             }
-            self._opened[split] = Sequences.open(cached(made_from, lambda folder: self._prepare(split, folder)))
-            for note in self._opened[split].notes:
-                self.say(note)
+            folder = self._noted(cached(made_from, lambda folder: self._prepare(split, folder)))
+            self._opened[split] = Sequences.open(folder)
         return self._opened[split]
 
-    def _prepare(self, split: str, folder: Path) -> None:
+    def _prepare(self, split: str, folder: Path) -> list[str]:
         notes: list[str] = []
         columns: dict[str, list[Any]] = {"seconds": [], "labels": [], "clues": [], "cut": []}
         clue = self.data.choice.format.clue or (lambda text: "")
@@ -294,7 +296,7 @@ class Classification(Task):
             raise UserError(f"there is not one {split} example")
         arrays: dict[str, Any] = {name: np.asarray(column) for name, column in columns.items()}
         np.savez(folder / "columns.npz", **arrays)
-        (folder / "notes.json").write_text(json.dumps(notes))
+        return notes
 
     def _encoded(self, rows: Iterable[Example]) -> Iterator[tuple[Example, list[Encoding]]]:
         """Each example with its sequences, one after another."""

@@ -102,22 +102,24 @@ class LanguageModelling(Task):
         made_from = {"task": "language-modelling", "files": self.fingerprint}
         settings = self.data.model_dump(exclude={"root", "tokens_per_sample"})
         origin = vocabulary.origin(self.data.vocabulary.under(self.data.root), given=self.initial)
-        return cached(made_from | {"data": settings, "vocabulary": origin}, self._prepare)
+        return self._noted(cached(made_from | {"data": settings, "vocabulary": origin}, self._prepare))
 
-    def _prepare(self, folder: Path) -> None:
+    def _prepare(self, folder: Path) -> list[str]:
         self.say("reading the text and learning the vocabulary")
         settings = self.data.vocabulary.under(self.data.root)
         tokenizer = vocabulary.chosen(settings, self.documents("train"), given=self.initial)
         tokenizer.save(str(folder / "tokenizer.json"))
+        notes: list[str] = []
         for split in self.splits:
-            Ragged.write(folder / split, self._encoded(tokenizer, split))
+            Ragged.write(folder / split, self._encoded(tokenizer, split, notes.append))
+        return notes
 
-    def _encoded(self, tokenizer: Tokenizer, split: str) -> Iterator[NDArray[np.int32]]:
+    def _encoded(self, tokenizer: Tokenizer, split: str, say: Callable[[str], None]) -> Iterator[NDArray[np.int32]]:
         if self.data.vocabulary.kind == "word":  # the end of a line is a word, as in the published counts
             end = f" {vocabulary.SPECIALS['eos']} "
-            texts: Iterator[str] = (document.replace("\n", end) for document in self.documents(split, self.say))
+            texts: Iterator[str] = (document.replace("\n", end) for document in self.documents(split, say))
         else:
-            texts = self.documents(split, self.say)
+            texts = self.documents(split, say)
         return vocabulary.encode(tokenizer, texts, add_special_tokens=False)
 
     @cached_property
@@ -130,7 +132,7 @@ class LanguageModelling(Task):
             if self.folder is None:
                 self._streams[split] = Ragged.open(self._prepared / split)
             else:
-                self._streams[split] = Ragged.of(self._encoded(self.tokenizer, split))
+                self._streams[split] = Ragged.of(self._encoded(self.tokenizer, split, self.say))
             if len(self._streams[split].tokens) < 2:
                 raise UserError(f"the {split} text has fewer than two tokens")
         return self._streams[split]

@@ -1,7 +1,7 @@
 """Pre-training: masked tokens and next sentences over plain text, an encoder (Devlin et al. 2018)."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -100,10 +100,22 @@ class PreTraining(Task):
         texts = self._texts("train" if held_out and split == "valid" else split)
         reading = Reading(self.data.on_bad, say)
         read = chain.from_iterable(kind.documents(self._root, name, reading) for kind, name in texts)
-        documents = (document for document in map(self._sentences, read) if len(document) > 1)
+        documents = self._of_several(map(self._sentences, read), split, say)
         if held_out is None or split == "test":
             return documents
         return (document for i, document in enumerate(documents) if (i % held_out == 0) == (split == "valid"))
+
+    @staticmethod
+    def _of_several(documents: Iterable[list[str]], split: str, say: Callable[[str], None]) -> Iterator[list[str]]:
+        count = short = 0
+        for document in documents:
+            count += 1
+            if len(document) > 1:
+                yield document
+            else:
+                short += 1
+        if short:
+            say(f"{short:,} of {count:,} documents read for {split} have fewer than two sentences: left out")
 
     def _sentences(self, paragraphs: list[str]) -> list[str]:
         split = SPLITTERS[self.data.sentences]
@@ -124,7 +136,10 @@ class PreTraining(Task):
     def _made_from(self, split: str) -> dict[str, Any]:
         """What the sentences of a split depend on."""
         settings = {"folder", "train", "valid", "test", "valid_every", "sentences", "min_words", "on_bad"}
-        return {"split": split, "files": self.fingerprint, "data": self.data.model_dump(include=settings)}
+        # In their order, on which it depends what is held out.
+        texts = [[name for _, name in self._texts(one)] for one in ("train", "valid", "test")]
+        data = self.data.model_dump(include=settings)
+        return {"split": split, "texts": texts, "files": self.fingerprint, "data": data}
 
     def _learn(self, folder: Path) -> None:
         self.say("reading the training text for its vocabulary")
@@ -140,7 +155,7 @@ class PreTraining(Task):
     def corpus(self, split: str) -> Corpus:
         """The documents of a split as tokens."""
         if split not in self._corpora:
-            self._corpora[split] = Corpus.open(self._tokenised(split) / "sentences")
+            self._corpora[split] = Corpus.open(self._noted(self._tokenised(split)) / "sentences")
             if self._corpora[split].documents_with_text < 2:
                 raise UserError(f"the {split} text has fewer than two documents of two sentences or more")
         return self._corpora[split]
@@ -153,9 +168,11 @@ class PreTraining(Task):
     def _vocabulary_sum(self) -> str:
         return hashlib.sha256(self.tokenizer.to_str().encode()).hexdigest()
 
-    def _tokenise(self, folder: Path, split: str) -> None:
+    def _tokenise(self, folder: Path, split: str) -> list[str]:
         self.say(f"writing the {split} text as tokens")
-        Corpus.write(folder / "sentences", map(self._encoded, self.documents(split, self.say)))
+        notes: list[str] = []
+        Corpus.write(folder / "sentences", map(self._encoded, self.documents(split, notes.append)))
+        return notes
 
     def _encoded(self, document: list[str]) -> list[NDArray[np.int32]]:
         unknown = _named(self.tokenizer)["unk"]

@@ -121,17 +121,19 @@ class Translation(Task):
     def _prepared(self) -> Path:
         made_from = {"task": "translation", "files": self.fingerprint, "data": self.data.model_dump(exclude={"root"})}
         origin = vocabulary.origin(self.data.vocabulary.under(self.data.root), given=self.initial)
-        return cached(made_from | {"vocabulary": origin}, self._prepare)
+        return self._noted(cached(made_from | {"vocabulary": origin}, self._prepare))
 
-    def _prepare(self, folder: Path) -> None:
+    def _prepare(self, folder: Path) -> list[str]:
         self.say("reading the training text and learning the vocabulary")
-        pairs = self.pairs("train", self.say)
+        notes: list[str] = []
+        pairs = self.pairs("train", notes.append)
         texts = chain.from_iterable(pairs)
         tokenizer = vocabulary.chosen(self.data.vocabulary.under(self.data.root), texts, given=self.initial)
         vocabulary.end_with(tokenizer, single="$A </s>")
         tokenizer.save(str(folder / "tokenizer.json"))
         for side, name in enumerate(("source", "target")):
             Ragged.write(folder / f"train.{name}", vocabulary.encode(tokenizer, (pair[side] for pair in pairs)))
+        return notes
 
     def _encoded(self, tokenizer: Tokenizer, pairs: list[Pair]) -> tuple[Ragged, Ragged]:
         source, target = (Ragged.of(vocabulary.encode(tokenizer, (pair[side] for pair in pairs))) for side in (0, 1))

@@ -52,9 +52,8 @@ def train(
     settings = recipe.training
     batches = plan(task, settings)
     updates = updates_of(task, settings)
-    begun = run.recipe_file.is_file()
     made_from = origin(task)
-    if begun:
+    if run.recipe_file.is_file():
         run.check(recipe, made_from)
         results = run.results()
         if results is not None and results["updates_asked"] >= updates:
@@ -68,10 +67,13 @@ def train(
             + (f"; new: {new}" if new else "")
         )
     with processes(settings), run.locked() if rank() == 0 else nullcontext():
-        if not begun and rank() == 0:
+        checkpoint = checkpoints.newest(run.checkpoints, tell, clear=rank() == 0)
+        if checkpoint is None and rank() == 0:
+            if run.results_file.is_file():
+                tell(f"{folder} has no checkpoint to go on from: it begins anew")
             run.begin(recipe, made_from, threads=torch.get_num_threads(), processes=world(), updates=updates)
         together()
-        return _train(recipe, run, task, model, batches, updates, partial(display, name=name), tell)
+        return _train(recipe, run, task, model, batches, updates, checkpoint, partial(display, name=name), tell)
 
 
 def _hardly_begun(folder: Path) -> bool:
@@ -81,10 +83,17 @@ def _hardly_begun(folder: Path) -> bool:
 
 
 def _train(
-    recipe: Recipe, run: Run, task: Task, model: Any, batches: Plan, updates: int, display: Opened, tell: Say
+    recipe: Recipe,
+    run: Run,
+    task: Task,
+    model: Any,
+    batches: Plan,
+    updates: int,
+    checkpoint: Path | None,
+    display: Opened,
+    tell: Say,
 ) -> Outcome:
     settings = recipe.training
-    checkpoint = checkpoints.newest(run.checkpoints, tell, clear=rank() == 0)
     done = 0 if checkpoint is None else checkpoints.update_of(checkpoint)
     forget_peak_memory()
     counted = parameters(model)

@@ -38,10 +38,16 @@ def ready(recipe: Recipe, say: Say = lambda line: None) -> tuple[Task, Splitstep
     return task, config
 
 
-def all_ready(recipes: Iterable[Recipe]) -> list[Task]:
-    """The tasks of several runs, when none of them would be refused."""
+def all_ready(recipes: Iterable[Recipe], say: Say = lambda line: None) -> list[Task]:
+    """The tasks of several runs, when none of them would be refused; what is to be said of the data is said once."""
     known: list[tuple[dict[str, Any], Task, SplitstepConfig]] = []
-    tasks = []
+    tasks, said = [], set[str]()
+
+    def once(line: str) -> None:
+        if line not in said:
+            said.add(line)
+            say(line)
+
     for recipe in recipes:
         # What is read and built depends on all sections but training, and on what that begins with.
         told = recipe.settings() | {"training": recipe.training.init}
@@ -49,7 +55,7 @@ def all_ready(recipes: Iterable[Recipe]) -> list[Task]:
         for task, config in same:
             _check_training(recipe.training, task, config)
         if not same:
-            known.append((told, *ready(recipe)))
+            known.append((told, *ready(recipe, once)))
         tasks.append(same[0][0] if same else known[-1][1])
     return tasks
 

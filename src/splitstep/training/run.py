@@ -104,8 +104,9 @@ class Run:
             raise UserError(f"{self.folder} was begun with other data: {', '.join(altered)} changed")
 
     def begin(self, wanted: Recipe, data: dict[str, str], **facts: Any) -> None:
-        """Make the folder."""
+        """Make the folder, or make it anew."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
+        self.results_file.unlink(missing_ok=True)
         written = json.dumps(environment() | facts | {"seed": wanted.training.seed, "data": data}, indent=2)
         write_atomically(self.folder / "environment.json", written)
         self.write_recipe(wanted)
