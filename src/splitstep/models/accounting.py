@@ -86,7 +86,8 @@ def flops_per_token(
     A multiplication and its addition count as two; norms, activations and the softmax are left out, and attention is
     counted over all keys whether a mask hides them or not. A translation has source and target of the same length, and
     one token is a pair of them. An adaptive softmax is counted with all its bands, as generation evaluates it; its loss
-    evaluates a rarer band for the `shares` of tokens that are in it. Training costs three times as much.
+    evaluates a rarer band for the `shares` of tokens that are in it. Training costs three times as much; a little less
+    where networks are built from fixed matrices, which have no gradient (4 % with 256 particles of width 64).
     """
     n = sequence_length(config) if length is None else length
     total = 0.0
