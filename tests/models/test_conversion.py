@@ -1,5 +1,7 @@
 """Models of transformers with copied weights: the same logits end to end."""
 
+import copy
+
 import pytest
 import torch
 import transformers
@@ -38,8 +40,10 @@ CONFIGURATIONS = {
 }
 
 
-def random_twin(name):
-    theirs = getattr(transformers, name)(CONFIGURATIONS[name]).eval()
+def random_twin(name, **settings):
+    config = copy.deepcopy(CONFIGURATIONS[name])
+    config.update(settings)
+    theirs = getattr(transformers, name)(config).eval()
     with torch.no_grad():
         for key, parameter in theirs.named_parameters():
             if "embed_positions" not in key:
@@ -64,9 +68,14 @@ def inputs(name):
     return tokens()
 
 
-@pytest.mark.parametrize("name", CONVERSIONS)
-def test_the_converted_model_gives_the_logits_of_the_original(name):
-    theirs, ours = random_twin(name)
+EVERY = [(name, {}) for name in CONVERSIONS] + [
+    (name, {"tie_word_embeddings": False}) for name in ("BertForMaskedLM", "BertForPreTraining", "GPT2LMHeadModel")
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), EVERY)
+def test_the_converted_model_gives_the_logits_of_the_original(name, settings):
+    theirs, ours = random_twin(name, **settings)
     batch = inputs(name)
     with torch.no_grad():
         expected, found = theirs(**batch), ours(**batch)
@@ -92,6 +101,29 @@ def test_the_converted_model_generates_what_the_original_does(name, beams):
         batch = {"input_ids": batch["input_ids"], "attention_mask": torch.ones_like(batch["input_ids"])}
     settings = {"num_beams": beams, "do_sample": False, "max_new_tokens": 12, "pad_token_id": 59}
     assert torch.equal(ours.generate(**batch, **settings), theirs.generate(**batch, **settings))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "complaint"),
+    [
+        ("GPT2LMHeadModel", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True has no"),
+        ("GPT2LMHeadModel", {"scale_attn_weights": False}, "scale_attn_weights = False has no counterpart"),
+        ("GPT2LMHeadModel", {"activation_function": "silu"}, "unknown activation 'silu'; choose from gelu"),
+        ("BertForMaskedLM", {"is_decoder": True}, "is_decoder = True has no counterpart here; what has False can be"),
+        ("MarianMTModel", {"decoder_attention_heads": 2}, "decoder_attention_heads = 2 has no .* what has 4 can be"),
+        ("MarianMTModel", {"share_encoder_decoder_embeddings": False}, "share_encoder_decoder_embeddings = False"),
+    ],
+)
+def test_a_model_whose_function_ours_does_not_have_is_refused(name, settings, complaint):
+    with pytest.raises(UserError, match=complaint):
+        random_twin(name, **settings)
+
+
+def test_no_weight_is_left_behind():
+    theirs = transformers.GPT2LMHeadModel(CONFIGURATIONS["GPT2LMHeadModel"])
+    theirs.transformer.h[0].attn.extra = torch.nn.Parameter(torch.ones(3))
+    with pytest.raises(UserError, match=r"GPT2LMHeadModel: no place for transformer.h.0.attn.extra"):
+        convert(theirs)
 
 
 def test_an_architecture_without_a_row_is_refused():

@@ -68,7 +68,7 @@ def labels(model, rows=2):
 
 
 def first(output):
-    return output.last_hidden_state if "last_hidden_state" in output else output.logits
+    return output.logits if "logits" in output else output.last_hidden_state
 
 
 @pytest.mark.parametrize(("model", "name"), EVERY)
@@ -94,7 +94,7 @@ for folder in pathlib.Path(sys.argv[1]).iterdir():
     expected = data.pop("expected")
     with torch.no_grad():
         found = model(**data)
-    found = found.last_hidden_state if "last_hidden_state" in found else found.logits
+    found = found.logits if "logits" in found else found.last_hidden_state
     assert torch.equal(found, expected), folder
 """
 
@@ -571,3 +571,104 @@ def test_pipeline_of_images(tmp_path):
     ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
     answer = pipeline("image-classification", model=str(tmp_path), device="cpu")(Image.new("RGB", (40, 40)))
     assert len(answer) == 5
+
+
+# What Hugging Face's own code asks of a model
+
+
+@pytest.mark.parametrize(("rows", "count"), [(2, 1), (1, 5), (1, 7)])
+def test_logits_do_not_depend_on_where_a_file_lies_in_memory(rows, count, tmp_path):
+    """Products of few rows and columns round by how their weights are aligned."""
+    for _ in range(4):
+        made = build("SplitstepForSequenceClassification", num_labels=count)
+        made.save_pretrained(tmp_path)
+        loaded = type(made).from_pretrained(tmp_path).eval()
+        inputs = batch("SplitstepForSequenceClassification", rows)
+        with torch.no_grad():
+            assert torch.equal(loaded(**inputs).logits, made(**inputs).logits)
+
+
+def test_the_trainer_predicts_logits_and_nothing_else(tmp_path):
+    model = build("SplitstepForSequenceClassification", num_labels=3)
+    rows = [{"input_ids": torch.randint(3, 50, (8,)), "labels": torch.tensor(i % 3)} for i in range(6)]
+    seen = []
+
+    def measured(found):
+        seen.append(found.predictions.shape)
+        return {"accuracy": float((found.predictions.argmax(-1) == found.label_ids).mean())}
+
+    arguments = TrainingArguments(str(tmp_path), report_to=[], use_cpu=True)
+    metrics = Trainer(model, arguments, eval_dataset=rows, compute_metrics=measured).evaluate()
+    assert seen == [(6, 3)]
+    assert 0 <= metrics["eval_accuracy"] <= 1
+
+
+@pytest.mark.parametrize("model", ["SplitstepModel", "SplitstepForCausalLM", "SplitstepForConditionalGeneration"])
+def test_a_mask_is_the_same_with_two_three_and_four_dimensions(model):
+    made, inputs = build(model), batch(model)
+    mask = inputs.pop("attention_mask")
+    length = inputs.get("decoder_input_ids", inputs["input_ids"]).shape[1]
+    positions = {"position_ids": torch.arange(7)[None]} if model != "SplitstepForConditionalGeneration" else {}
+    if model == "SplitstepForConditionalGeneration":  # whose mask is over the keys of two attentions
+        forms = [mask, mask[:, None, None]]
+    else:
+        square = mask[:, None].expand(-1, length, -1)
+        added = torch.where(square[:, None].bool(), 0.0, torch.finfo(torch.float32).min)
+        forms = [mask, square, square[:, None], added]
+    visible = mask.bool() if length == mask.shape[1] else torch.ones(2, length, dtype=torch.bool)
+    with torch.no_grad():
+        found = [first(made(**inputs, **positions, attention_mask=form))[visible] for form in forms]
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0])
+    with pytest.raises(UserError, match="attention_mask has 2, 3 or 4 dimensions, got 1"):
+        made(**inputs, attention_mask=mask[0])
+
+
+def test_states_are_pooled_by_a_mask_over_tokens():
+    made, inputs = build("SplitstepForSequenceClassification", pooling="mean"), batch("SplitstepForMaskedLM")
+    with pytest.raises(UserError, match=r"give attention_mask as \[batch, tokens\]"):
+        made(inputs["input_ids"], attention_mask=inputs["attention_mask"][:, None, None])
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_configuration_that_asks_for_tuples_gets_them(model):
+    made = build(model)
+    with torch.no_grad():
+        inputs = batch(model) | ({} if model == "SplitstepModel" else labels(model))
+        named = made(**inputs)
+        made.config.return_dict = False
+        plain = made(**inputs)
+    assert isinstance(plain, tuple)
+    assert torch.equal(plain[0], next(iter(named.values())))
+    assert list(named)[:1] == (["last_hidden_state"] if model == "SplitstepModel" else ["loss"])
+
+
+def test_the_loss_comes_first_whichever_labels_there_are():
+    made, inputs = build("SplitstepForPreTraining"), batch("SplitstepForPreTraining")
+    for key, value in labels("SplitstepForPreTraining").items():
+        out = made(**inputs, **{key: value}, return_dict=False)
+        assert out[0].ndim == 0
+        assert (out[1].shape, out[2].shape) == ((2, 7, 50), (2, 2))
+
+
+def test_what_generation_and_pipelines_pass_is_taken():
+    causal, inputs = build("SplitstepForCausalLM"), batch("SplitstepForCausalLM")
+    with torch.no_grad():
+        whole = causal(**inputs).logits
+        assert torch.equal(causal(**inputs, logits_to_keep=torch.tensor([1, 3])).logits, whole[:, [1, 3]])
+        assert causal(torch.zeros(0, 7, dtype=torch.long), torch.ones(0, 7)).logits.shape == (0, 7, 50)
+    classifier = build("SplitstepForSequenceClassification")
+    assert classifier(**inputs, use_cache=False).logits.shape == (2, 2)
+    told = {"quantization_config": {"quant_method": "none"}, "_commit_hash": "0" * 40}
+    assert splitstep.SplitstepConfig(**told).quantization_config == told["quantization_config"]
+
+
+def test_the_same_weights_under_another_solver_generate_by_the_same_settings():
+    made = build("SplitstepForCausalLM", "transformer")
+    made.generation_config.max_new_tokens, made.generation_config.num_beams = 7, 3
+    made.gradient_checkpointing_enable()
+    other = made.with_solver(integrator="rk4")
+    assert (other.generation_config.max_new_tokens, other.generation_config.num_beams) == (7, 3)
+    assert other.is_gradient_checkpointing
+    other.generation_config.num_beams = 1
+    assert made.generation_config.num_beams == 3

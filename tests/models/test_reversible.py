@@ -219,3 +219,25 @@ def test_as_many_states_and_attentions_are_shown_as_by_the_scheme_itself(kind, i
 def test_checkpointing_what_keeps_nothing_is_refused():
     with pytest.raises(UserError, match="nothing to checkpoint"):
         build().gradient_checkpointing_enable()
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_gradients_do_not_depend_on_the_mode_or_on_the_cache(kind):
+    """What attention keeps for generation is nothing that a gradient comes back through."""
+    model = build(kind).double().eval()
+    ids = torch.randint(3, 50, (2, 8))
+    inputs = {"input_ids": ids} | ({"decoder_input_ids": ids} if kind == "seq2seq" else {})
+    found = []
+    for kept in (None, False):
+        model.zero_grad()
+        model(**inputs, use_cache=kept).logits.pow(2).mean().backward()
+        found.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+    assert found[0].keys() == found[1].keys()
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(gradient, found[1][name])
+    with torch.no_grad():
+        kept = model(**inputs).past_key_values
+    assert (kept is None) == (kind == "encoder")
+    if kept is not None:
+        with pytest.raises(UserError, match=r"keeps keys and values only under torch.no_grad\(\)"):
+            model(**inputs, past_key_values=kept)

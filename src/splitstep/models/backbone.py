@@ -55,7 +55,7 @@ class SplitstepPreTrainedModel(PreTrainedModel):
     config_class = SplitstepConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules = ["Layer"]
+    _no_split_modules = ["Tower"]  # whose stack advances the state, so that it stays on one device
     _skip_keys_device_placement = ["past_key_values"]
     _supports_sdpa = True
 
@@ -100,6 +100,7 @@ class SplitstepPreTrainedModel(PreTrainedModel):
             raise UserError(f"the weights in {pretrained_model_name_or_path} do not fit {cls.__name__}: {listed}{more}")
         if new := sorted(wrong | missing):
             logging.getLogger("splitstep").warning("new in %s, initialised at random: %s", cls.__name__, ", ".join(new))
+        _align(model)
         return (model, info) if output_loading_info else model
 
     def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
@@ -144,6 +145,10 @@ class SplitstepPreTrainedModel(PreTrainedModel):
         weights = self.state_dict(keep_vars=True)
         _refuse_other_shapes(weights, other.state_dict(), config)
         other.load_state_dict(weights, assign=True)
+        if self.can_generate():
+            other.generation_config = copy.deepcopy(self.generation_config)
+        if self.is_gradient_checkpointing:
+            other.gradient_checkpointing_enable()
         return other.train(self.training)
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
@@ -260,6 +265,16 @@ def _refuse_other_shapes(has: Mapping[str, Tensor], needs: Mapping[str, Tensor],
         )
 
 
+ALIGNED = 64  # bytes: as memory that torch itself asks for
+
+
+def _align(model: nn.Module) -> None:
+    """Move weights that a file was mapped to: the rounding of some products depends on where in memory they begin."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.device.type == "cpu" and tensor.data_ptr() % ALIGNED:
+            tensor.data = tensor.data.clone()
+
+
 def _in_body(key: str) -> bool:
     return ".stack." in f".{key}" or ".embeddings." in f".{key}"
 
@@ -373,18 +388,25 @@ class Tower(nn.Module):
 
 
 def _visible(attention_mask: Tensor | None) -> Tensor | None:
-    """A mask over keys, True = visible, as attention takes it; None where everything is visible."""
+    """A mask over keys, True = visible, as attention takes it; None where everything is visible.
+
+    It comes as [batch, keys], [batch, queries, keys] or with heads between; of the last, floats are added to scores in
+    Hugging Face's models, so that 0 is what is visible.
+    """
     if attention_mask is None:
         return None
-    visible = attention_mask.bool()
+    if attention_mask.ndim not in (2, 3, 4):
+        raise UserError(f"attention_mask has 2, 3 or 4 dimensions, got {attention_mask.ndim}")
+    added = attention_mask.ndim == 4 and attention_mask.is_floating_point()
+    visible = attention_mask >= 0 if added else attention_mask.bool()
     if not torch.compiler.is_compiling() and visible.all():
         return None
-    return visible[:, None, None] if visible.ndim == 2 else visible
+    return visible.reshape(visible.shape[:1] + (1,) * (4 - visible.ndim) + visible.shape[1:])
 
 
 def _mean(cost: Tensor, attention_mask: Tensor | None) -> Tensor:
     """The mean over the visible particles of each example."""
-    if attention_mask is None or attention_mask.shape[-1] != cost.shape[-1]:
+    if attention_mask is None or attention_mask.shape != cost.shape:
         return cost.mean(-1)
     weights = attention_mask.to(cost.dtype)
     return (cost * weights).sum(-1) / weights.sum(-1).clamp(min=1)
@@ -483,7 +505,9 @@ class SplitstepModel(SplitstepPreTrainedModel):
 
     def _keeps(self, use_cache: bool | None) -> bool:
         writes = self.config.kind in ("causal", "seq2seq")
-        return writes and not self.training and (self.config.use_cache if use_cache is None else use_cache)
+        # A reversible pass evaluates its fields again on the way back, when the cache would hold what comes later.
+        differentiated = self.training or (self.config.reversible and torch.is_grad_enabled())
+        return writes and not differentiated and (self.config.use_cache if use_cache is None else use_cache)
 
     def _new_cache(self) -> Cache:
         slots = self.config.get_text_config(decoder=True)

@@ -52,6 +52,8 @@ HUGGING_FACE_KEYS = {
     "_name_or_path",
     "output_attentions",
     "attn_implementation",
+    "quantization_config",
+    "_commit_hash",
 }
 
 
@@ -70,7 +72,13 @@ class SplitstepConfig(PreTrainedConfig):
     """
 
     model_type = "splitstep"
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "ponder_cost"]
+    # What the Trainer does not gather over a whole data set.
+    keys_to_ignore_at_inference: ClassVar[list[str]] = [
+        "past_key_values",
+        "ponder_cost",
+        "last_hidden_state",
+        "encoder_last_hidden_state",
+    ]
 
     kind: str = "encoder"
 
@@ -281,11 +289,20 @@ class SplitstepConfig(PreTrainedConfig):
             if self.hidden_size % 2:
                 raise UserError(f"feed_forward {self.feed_forward!r} needs an even hidden_size, got {self.hidden_size}")
             for part in self.parts:
+                if self.feed_forward == "random" and self.feed_forward_width(part) % 2:
+                    raise UserError(
+                        f"a random feed-forward network has an even width, got {self.feed_forward_width(part)}"
+                    )
                 if self.feed_forward == "rotated" and self.feed_forward_width(part) % self.hidden_size:
                     raise UserError(
                         f"a rotated feed-forward network is a whole number of hidden_size = {self.hidden_size} wide, "
                         f"got {self.feed_forward_width(part)}"
                     )
+        if self.halting == "act":
+            if not 0 < self.halting_epsilon < 1:
+                raise UserError(f"halting_epsilon must lie between 0 and 1, got {self.halting_epsilon}")
+            if self.attention == "evolved":
+                raise UserError("particles that halt would leave the norms between segments of evolved attention aside")
         if self.position_embedding == "rotary" and self.head_dim % 2:
             raise UserError(f"rotary positions need an even head width, got {self.head_dim}")
         if self.kind == "image":

@@ -3,7 +3,7 @@
 Weights are copied; the logits of the converted model are those of the original. `{i}` is the number of a layer.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from splitstep.models import heads
 from splitstep.models.backbone import SplitstepPreTrainedModel
 from splitstep.models.presets import preset
 from splitstep.models.published import copy_weights
-from splitstep.solver.errors import lookup
+from splitstep.solver.errors import UserError, lookup
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
 
@@ -28,23 +28,44 @@ class Conversion:
     settings: Callable[[Any], Mapping[str, Any]]
     names: Mapping[str, str]  # our name -> their name
     transposed: bool = False  # GPT-2 keeps its weights as [in, out]
+    head: str | None = None  # their output layer, which is ours where it is not tied to the table of tokens
+    needs: Callable[[Any], Mapping[str, Any]] = lambda config: {}  # settings of theirs without which ours is another
+    unused: tuple[str, ...] = ()  # how names of tensors end that our model has no use for
 
 
 def convert(model: PreTrainedModel) -> SplitstepPreTrainedModel:
     """The same model as one of ours; which architectures there are, CONVERSIONS says."""
-    conversion = lookup("architecture", type(model).__name__, CONVERSIONS)
-    config = preset("transformer", conversion.kind, **conversion.settings(model.config))
+    whose = type(model).__name__
+    conversion = lookup("architecture", whose, CONVERSIONS)
+    for key, value in conversion.needs(model.config).items():
+        if (has := getattr(model.config, key, value)) != value:
+            raise UserError(f"{whose}: {key} = {has!r} has no counterpart here; what has {value!r} can be converted")
+    names, settings = dict(conversion.names), dict(conversion.settings(model.config))
+    if conversion.head is not None and not model.config.tie_word_embeddings:
+        names["lm_head.weight"], settings["tie_word_embeddings"] = conversion.head, False
+    config = preset("transformer", conversion.kind, **settings)
     ours = conversion.model(config)
     source = _source(model, conversion)
     tensors: dict[str, Tensor] = {}
-    for pattern, theirs in conversion.names.items():
+    for pattern, theirs in names.items():
         part = "decoder" if "decoder.stack" in pattern else "encoder"
         for i in range(config.schedule(part).num_layers if "{i}" in pattern else 1):
             tensors |= _entries(pattern.replace("{i}", str(i)), theirs.replace("{i}", str(i)), source)
-    copy_weights(ours, tensors, whose=type(model).__name__)
+    _refuse_left_over(source, tensors.values(), conversion.unused, whose=whose)
+    copy_weights(ours, tensors, whose=whose)
     if model.can_generate():
         ours.generation_config = model.generation_config
     return ours.train(model.training)
+
+
+def _refuse_left_over(
+    source: Mapping[str, Tensor], used: Iterable[Tensor], unused: tuple[str, ...], *, whose: str
+) -> None:
+    """Refuse a model with weights that ours would do without; those that are tied have several names."""
+    known = {tensor.data_ptr() for tensor in used}
+    for name, tensor in source.items():
+        if tensor.data_ptr() not in known and not name.endswith(unused):
+            raise UserError(f"{whose}: no place for {name}")
 
 
 def _entries(ours: str, theirs: str, source: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -100,7 +121,7 @@ def _bert(config: Any) -> dict[str, Any]:
     return _sizes(config) | {
         "max_position_embeddings": config.max_position_embeddings,
         "type_vocab_size": config.type_vocab_size,
-        "hidden_act": ACTIVATIONS[config.hidden_act],
+        "hidden_act": lookup("activation", config.hidden_act, ACTIVATIONS),
         "norm": "post",
         "embedding_norm": True,
         "lm_head_bias": True,
@@ -124,7 +145,7 @@ def _sizes(config: Any) -> dict[str, Any]:
 
 def _vit(config: Any) -> dict[str, Any]:
     return _sizes(config) | {
-        "hidden_act": ACTIVATIONS[config.hidden_act],
+        "hidden_act": lookup("activation", config.hidden_act, ACTIVATIONS),
         "image_size": config.image_size,
         "patch_size": config.patch_size,
         "num_channels": config.num_channels,
@@ -143,7 +164,7 @@ def _gpt2(config: Any) -> dict[str, Any]:
         "intermediate_size": config.n_inner or 4 * config.n_embd,
         "max_position_embeddings": config.n_positions,
         "layer_norm_eps": config.layer_norm_epsilon,
-        "hidden_act": ACTIVATIONS[config.activation_function],
+        "hidden_act": lookup("activation", config.activation_function, ACTIVATIONS),
         "dropout": config.resid_pdrop,
         "attention_dropout": config.attn_pdrop,
         "bos_token_id": config.bos_token_id,
@@ -160,7 +181,7 @@ def _marian(config: Any) -> dict[str, Any]:
         "num_attention_heads": config.encoder_attention_heads,
         "intermediate_size": config.encoder_ffn_dim,
         "max_position_embeddings": config.max_position_embeddings,
-        "hidden_act": ACTIVATIONS[config.activation_function],
+        "hidden_act": lookup("activation", config.activation_function, ACTIVATIONS),
         "scale_embedding": config.scale_embedding,
         "sinusoid_ladder": "vaswani",
         "norm": "post",
@@ -188,6 +209,22 @@ def _marian_layer(ours: str, theirs: str, *, decoder: bool) -> dict[str, str]:
     return names
 
 
+def _reads_both_ways(config: Any) -> dict[str, Any]:
+    return {"is_decoder": False, "add_cross_attention": False}
+
+
+def _plain_scores(config: Any) -> dict[str, Any]:
+    return {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
+
+
+def _equal_towers(config: Any) -> dict[str, Any]:
+    return {
+        "decoder_attention_heads": config.encoder_attention_heads,
+        "decoder_ffn_dim": config.encoder_ffn_dim,
+        "share_encoder_decoder_embeddings": True,
+    }
+
+
 CONVERSIONS = {
     "BertForMaskedLM": Conversion(
         "encoder",
@@ -197,8 +234,11 @@ CONVERSIONS = {
         | {
             "transform.dense": "cls.predictions.transform.dense",
             "transform.norm": "cls.predictions.transform.LayerNorm",
-            "lm_head.bias": "cls.predictions.bias",
+            "lm_head.bias": "cls.predictions.decoder.bias",
         },
+        head="cls.predictions.decoder.weight",
+        needs=_reads_both_ways,
+        unused=("cls.predictions.bias",),  # another name of the bias above, or one that their model does not read
     ),
     "BertForPreTraining": Conversion(
         "encoder",
@@ -208,16 +248,21 @@ CONVERSIONS = {
         | {
             "transform.dense": "cls.predictions.transform.dense",
             "transform.norm": "cls.predictions.transform.LayerNorm",
-            "lm_head.bias": "cls.predictions.bias",
+            "lm_head.bias": "cls.predictions.decoder.bias",
             "pool.dense": "bert.pooler.dense",
             "next_sentence": "cls.seq_relationship",
         },
+        head="cls.predictions.decoder.weight",
+        needs=_reads_both_ways,
+        unused=("cls.predictions.bias",),  # another name of the bias above, or one that their model does not read
     ),
     "BertModel": Conversion(
         "encoder",
         heads.SplitstepModel,
         _bert,
         {ours.removeprefix("model."): theirs.removeprefix("bert.") for ours, theirs in BERT.items()},
+        needs=_reads_both_ways,
+        unused=("pooler.dense.weight", "pooler.dense.bias"),
     ),
     "ViTForImageClassification": Conversion(
         "image",
@@ -257,6 +302,8 @@ CONVERSIONS = {
             "model.encoder.stack.norm": "transformer.ln_f",
         },
         transposed=True,
+        head="lm_head.weight",
+        needs=_plain_scores,
     ),
     "MarianMTModel": Conversion(
         "seq2seq",
@@ -268,5 +315,8 @@ CONVERSIONS = {
             **_marian_layer(DECODER_LAYER, "model.decoder.layers.{i}", decoder=True),
             "lm_head.bias": "final_logits_bias",
         },
+        head="lm_head.weight",
+        needs=_equal_towers,
+        unused=("embed_positions.weight",),  # sinusoids
     ),
 }

@@ -67,7 +67,8 @@ class TextEmbeddings(nn.Module):
     def _learned(self, positions: Tensor) -> Tensor:
         assert self.positions is not None
         longest = self.positions.num_embeddings - self.offset
-        if not torch.compiler.is_compiling() and positions.device.type == "cpu" and positions.max() >= longest:
+        checked = not torch.compiler.is_compiling() and positions.device.type == "cpu" and positions.numel()
+        if checked and positions.max() >= longest:
             raise UserError(
                 f"a sequence of {int(positions.max()) + 1} tokens is longer than max_position_embeddings = {longest}"
             )

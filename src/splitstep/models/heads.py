@@ -52,6 +52,11 @@ class _Headed(SplitstepPreTrainedModel):
         self.model = SplitstepModel(config)
         self.main_input_name = self.model.main_input_name
 
+    def _states(self, *args: Any, **kwargs: Any) -> States:
+        """The states by name, whatever the configuration says of tuples."""
+        states: States = self.model(*args, **kwargs, return_dict=True)
+        return states
+
     def _output(
         self, states: States, logits: Tensor | None, loss: Tensor | None, *, share: Tensor | float = 1.0
     ) -> HeadOutput:
@@ -83,11 +88,11 @@ class _Vocabulary(_Headed):
         smoothing: float,
         skip_logits: bool,
         *,
-        keep: int = 0,
+        keep: int | Tensor = 0,
     ) -> HeadOutput:
         """Loss and logits; where the logits may be skipped, only places with a label go through the head."""
         assert states.last_hidden_state is not None
-        x = states.last_hidden_state[:, -keep:]
+        x = states.last_hidden_state[:, slice(-keep, None) if isinstance(keep, int) else keep]
         if labels is None:
             return self._output(states, self.lm_head(self.transform(x)), None)
         labels = labels.to(x.device)
@@ -155,6 +160,8 @@ class Pool(nn.Module):
 
 
 def _pooled(states: Tensor, attention_mask: Tensor | None, pooling: str) -> Tensor:
+    if attention_mask is not None and attention_mask.ndim != 2:
+        raise UserError("to pool the states, give attention_mask as [batch, tokens], 0 for padding")
     if attention_mask is None:
         return {"first": states[:, 0], "last": states[:, -1], "mean": states.mean(1)}[pooling]
     visible = attention_mask.long()  # places are whole numbers: bf16 could not tell those beyond 256 apart
@@ -188,7 +195,7 @@ class SplitstepForMaskedLM(_Vocabulary):
     ) -> HeadOutput:
         """Logits over the vocabulary at every place; the loss counts places whose label is not -100."""
         smoothing = _label_smoothing(kwargs)
-        states = self.model(input_ids, attention_mask, **kwargs)
+        states = self._states(input_ids, attention_mask, **kwargs)
         return self._scored(states, labels, num_items_in_batch, smoothing, skip_logits)
 
 
@@ -220,11 +227,12 @@ class SplitstepForPreTraining(SplitstepForMaskedLM):
         out: HeadOutput = super().forward(input_ids, attention_mask, labels, num_items_in_batch, **kwargs)
         assert out.last_hidden_state is not None
         related = self.next_sentence(self.pool(out.last_hidden_state, attention_mask))
-        out.seq_relationship_logits = related
+        loss = out.loss
         if next_sentence_label is not None:
             pairs = token_loss(related, next_sentence_label, num_pairs_in_batch)
-            out.loss = pairs if out.loss is None else out.loss + pairs
-        return out
+            loss = pairs if loss is None else loss + pairs
+        # Anew, for as a tuple it has the order in which it was filled.
+        return HeadOutput(**{**out, "loss": loss, "seq_relationship_logits": related})
 
 
 class _Classifier(_Headed):
@@ -271,7 +279,7 @@ class SplitstepForSequenceClassification(_Classifier):
     ) -> HeadOutput:
         """Logits of the labels, or the value of a regression where there is one label."""
         smoothing = _label_smoothing(kwargs)
-        states = self.model(input_ids, attention_mask, use_cache=False, **kwargs)
+        states = self._states(input_ids, attention_mask, **kwargs | {"use_cache": False})
         return self._classified(states, attention_mask, labels, num_items_in_batch, smoothing)
 
 
@@ -327,11 +335,12 @@ class SplitstepForSequencePairClassification(_Headed):
         """Logits of the labels; `pair_...` is the second text, and the states handed out are those of the first."""
         smoothing = _label_smoothing(kwargs)
         texts = ((input_ids, attention_mask), (pair_input_ids, pair_attention_mask))
-        states, others = (self.model(ids, mask, use_cache=False, **kwargs) for ids, mask in texts)
+        kwargs["use_cache"] = False
+        states, others = (self._states(ids, mask, **kwargs) for ids, mask in texts)
         a, b = (self.pool(x.last_hidden_state, mask) for x, (_, mask) in zip((states, others), texts, strict=True))
         features = torch.cat([feature(a, b) for feature in FEATURES[self.config.comparison]], dim=-1)
         logits = self.classifier(self.network(self.dropout(features)))
-        if states.ponder_cost is not None:
+        if states.ponder_cost is not None and others.ponder_cost is not None:
             states.ponder_cost = states.ponder_cost + others.ponder_cost
         if labels is None:
             return self._output(states, logits, None)
@@ -355,7 +364,7 @@ class SplitstepForImageClassification(_Classifier):
     ) -> HeadOutput:
         """Logits of the labels; `interpolate_pos_encoding` takes images of another size."""
         smoothing = _label_smoothing(kwargs)
-        states = self.model(pixel_values=pixel_values, interpolate_pos_encoding=interpolate_pos_encoding, **kwargs)
+        states = self._states(pixel_values=pixel_values, interpolate_pos_encoding=interpolate_pos_encoding, **kwargs)
         return self._classified(states, None, labels, num_items_in_batch, smoothing)
 
 
@@ -383,14 +392,14 @@ class SplitstepForCausalLM(_Vocabulary, GenerationMixin):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
         skip_logits: bool = False,
         **kwargs: Any,
     ) -> HeadOutput:
         """Logits of the token that follows each place; labels are the tokens themselves, shifted inside."""
         smoothing = _label_smoothing(kwargs)
-        states = self.model(
+        states = self._states(
             input_ids,
             attention_mask,
             position_ids=position_ids,
@@ -407,7 +416,7 @@ class SplitstepForCausalLM(_Vocabulary, GenerationMixin):
         """The loss of each token with a label, row by row, for what the loss of a batch cannot say."""
         labels = labels[:, 1:]
         counted = labels != IGNORED
-        states: States = self.model(input_ids, use_cache=False, return_dict=True)
+        states = self._states(input_ids, use_cache=False)
         assert states.last_hidden_state is not None
         x, labels = states.last_hidden_state[:, :-1][counted], labels[counted]
         if isinstance(self.lm_head, AdaptiveSoftmax):
@@ -454,7 +463,7 @@ class SplitstepForConditionalGeneration(_Vocabulary, GenerationMixin):
         smoothing = _label_smoothing(kwargs)
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        states = self.model(
+        states = self._states(
             input_ids,
             attention_mask,
             decoder_input_ids=decoder_input_ids,

@@ -157,7 +157,7 @@ class Stack(nn.Module):
         record = Record() if record is None else record
         sights = {"interaction": interaction or Sight(), "coupling": coupling or Sight(), "convection": Sight()}
         if self.scheme.reversible and torch.is_grad_enabled():
-            _refuse_records(record, sights)
+            _refuse_records(record, sights, cache)
         current = Pass(self, sights, coordinates=coordinates, cache=cache, record=record)
         x = integrate(
             x,
@@ -174,8 +174,10 @@ class Stack(nn.Module):
         return x
 
 
-def _refuse_records(record: "Record", sights: Mapping[str, Sight]) -> None:
+def _refuse_records(record: "Record", sights: Mapping[str, Sight], cache: Cache | None) -> None:
     """A reversible pass keeps nothing on the way that a gradient could come back through."""
+    if cache is not None:
+        raise UserError("a reversible model keeps keys and values only under torch.no_grad()")
     if record.states is not None or any(sight.record is not None for sight in sights.values()):
         raise UserError("a reversible model shows its hidden states and attentions only under torch.no_grad()")
 

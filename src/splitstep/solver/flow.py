@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from splitstep.solver.errors import UserError
+from splitstep.solver.errors import UserError, lookup
 from splitstep.solver.schedules import Schedule, Step
 from splitstep.solver.schemes import Scheme
 from splitstep.solver.tableaus import TABLEAUS, Tableau
@@ -149,7 +149,7 @@ def _adaptive(x: State, t: float, gamma: float, field: Field, scheme: Scheme) ->
         ends,
         rtol=scheme.tolerance.rtol,
         atol=scheme.tolerance.atol,
-        method=TORCHDIFFEQ_NAMES[name],
+        method=lookup("integrator that chooses its steps", name, TORCHDIFFEQ_NAMES),
         # The last step must end where the sub-step ends: otherwise it overshoots, and the answer is an interpolation
         # of lower order.
         options={"step_t": ends[1:]},
