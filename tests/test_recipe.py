@@ -10,7 +10,7 @@ from splitstep.models.accounting import empty_model, parameters
 from splitstep.models.presets import preset
 from splitstep.recipe import load, recipe, schema
 from splitstep.solver.errors import UserError
-from splitstep.tables import differences, packaged, read, setting, toml, with_setting
+from splitstep.tables import differences, packaged, read, setting, toml, with_setting, with_settings
 from splitstep.tasks import TASKS, task_class
 from splitstep.training.engine import train
 
@@ -53,11 +53,34 @@ def test_of_two_exclusive_settings_the_command_line_s_displaces_the_other(tmp_pa
         ("grid", {"training.seed": []}, "grid.training.seed has no values"),
         ("data", {"source": "de"}, "the recipe lacks data.target"),
         ("data.train", [], "data.train: list should have at least 1 item"),
+        ("training.seed", 2**32, "training.seed: input should be less than 4294967296"),
+        ("training.betas", [2.0, 0.9], "training.betas: input should be less than 1"),
+        ("training.learning_rate", float("nan"), "training.learning_rate: input should be a finite number"),
+        ("training.period_factor", 0.5, "training.period_factor: input should be greater than or equal to 1"),
+        ("training.threads", 10**6, "training.threads: input should be less than or equal to 1024"),
+        ("evaluation.length_penalty", 1000.0, "evaluation.length_penalty: input should be less than or equal to 10"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_path(key, value, complaint):
     with pytest.raises(UserError, match=complaint):
         recipe(with_setting(BASE, key, value))
+
+
+def test_an_optimizer_by_its_momentum_has_some():
+    with pytest.raises(UserError, match=r"training.optimizer = 'nag' needs a training.momentum above 0"):
+        recipe(with_settings(BASE, [("training.optimizer", "nag"), ("training.momentum", 0.0)]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"grid": 5, "training.updates": 3}, "grid: input should be a valid dict"),
+        ({"training": 5, "training.updates": 3}, "training is no section, so there is no training.updates"),
+    ],
+)
+def test_a_value_in_the_place_of_a_section_is_told(settings, complaint):
+    with pytest.raises(UserError, match=complaint):
+        recipe(with_settings(BASE, settings.items()))
 
 
 def test_a_missing_recipe_is_refused_with_what_is_near(tmp_path):

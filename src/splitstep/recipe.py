@@ -20,7 +20,7 @@ Rate = Annotated[float, Field(ge=0, lt=1)]
 class Training(Section):
     """How a model is trained. An update is one step of the optimizer, over all processes."""
 
-    seed: int = Field(default=1, ge=0)
+    seed: int = Field(default=1, ge=0, lt=2**32)
     init: str | None = None  # a run or a model folder to begin with: its weights and vocabulary; a classifier is new
     init_weights: Literal["trained", "random"] = "trained"  # random: its architecture and vocabulary alone
     updates: Positive | None = None  # steps of the optimizer, over all processes; or epochs
@@ -29,12 +29,12 @@ class Training(Section):
     tokens_per_update: Positive | None = None  # padded tokens, sentences of like length together; or batch_size
     batch_size: Positive | None = None  # examples of an update
     length_window: Positive = 1  # updates whose examples are dealt out by length, for less padding
-    micro_batches: Positive = 1  # pieces of an update, to fit memory; nothing but the time depends on them
+    micro_batches: Positive = 1  # pieces of an update, to fit memory; each draws its own dropout masks
     repeated_augmentation: Positive = 1  # how often an image is in an update, each time drawn anew
 
     optimizer: Literal["adamw", "nag", "muon"] = "adamw"  # muon: of the layers' matrices, beside adamw of all else
     learning_rate: float = Field(gt=0)  # the highest; of transevolve a factor
-    betas: Annotated[list[float], Field(min_length=2, max_length=2)] = [0.9, 0.98]
+    betas: Annotated[list[Rate], Field(min_length=2, max_length=2)] = [0.9, 0.98]
     eps: float = Field(default=1e-8, gt=0)
     momentum: Rate = 0.99  # of nag; that of muon is 0.95
     weight_decay: float = Field(default=0.0, ge=0)  # decoupled
@@ -48,14 +48,14 @@ class Training(Section):
     warmup_init: float = Field(default=0.0, ge=0)  # the rate that warm-up begins with
     min_learning_rate: float = Field(default=0.0, ge=0)  # where linear and cosine end
     period: Positive | None = None  # of cosine_restarts, in updates; each next one `period_factor` times as long
-    period_factor: float = 2.0
-    shrink: float = 0.75  # of the peak from period to period
+    period_factor: float = Field(default=2.0, ge=1)
+    shrink: float = Field(default=0.75, gt=0, le=1)  # of the peak from period to period
 
     precision: Literal["fp32", "bf16"] = "fp32"  # bf16: autocast
     compile: bool = False  # by torch.compile
     gradient_checkpointing: bool = False  # states between steps are computed again on the way back
     sharding: Literal["none", "fsdp"] = "none"  # fsdp: each process holds a part of the weights (FSDP2)
-    threads: Positive | None = None  # of this process; as torch chooses without it
+    threads: Annotated[int, Field(gt=0, le=1024)] | None = None  # of this process; as torch chooses without it
     workers: int = Field(default=0, ge=0)  # processes that make batches
 
     evaluate_every: Positive = 1000  # updates
@@ -77,6 +77,8 @@ class Training(Section):
             raise ValueError("give one of training.tokens_per_update and training.batch_size")
         if self.init_weights == "random" and self.init is None:
             raise ValueError("training.init_weights = 'random' needs training.init, the model it is like")
+        if self.optimizer == "nag" and not self.momentum:
+            raise ValueError("training.optimizer = 'nag' needs a training.momentum above 0")
         if self.warmup and self.warmup_share:
             raise ValueError("give one of training.warmup and training.warmup_share")
         if self.final == "ema" and self.ema is None:
@@ -101,7 +103,8 @@ class Training(Section):
         return max(self.keep, self.average if self.final == "average" else 1)
 
 
-# What no number of a run depends on but those of the clock. Where the data lie is among it: their checksums tell them.
+# What no number of a run depends on but those of the clock, and the masks that dropout draws in each micro-batch. Where
+# the data lie is among it: their checksums tell them.
 HOW_IT_IS_DONE = {"data.root"} | {
     f"training.{key}" for key in ("micro_batches", "workers", "threads", "log_every", "keep", "timeout")
 }

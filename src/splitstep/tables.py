@@ -69,7 +69,7 @@ def at(tables: Mapping[str, Any], key: str) -> Any:
 def without(tables: Mapping[str, Any], key: str | None) -> dict[str, Any]:
     """The tables without a key such as `training.epochs`."""
     first, _, rest = (key or "").partition(".")
-    if first not in tables:
+    if first not in tables or (rest and not isinstance(tables[first], Mapping)):
         return dict(tables)
     if not rest:
         return {name: value for name, value in tables.items() if name != first}
@@ -81,7 +81,7 @@ def with_settings(tables: Mapping[str, Any], settings: Iterable[tuple[str, Any]]
     for key, value in settings:
         other = EITHER.get(key)
         tables = with_setting(without(tables, other), key, value)
-        if "grid" in tables:
+        if isinstance(tables.get("grid"), Mapping):
             grid = {name: values for name, values in tables["grid"].items() if name not in (key, other)}
             tables = {**tables, "grid": grid}
     return dict(tables)

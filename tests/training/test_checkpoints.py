@@ -79,6 +79,32 @@ def test_with_no_good_checkpoint_left_the_run_refuses_to_start_anew(stopped, tmp
         train(whole, tmp_path / "run")
 
 
+@pytest.mark.parametrize("damage", _damages())
+def test_no_damaged_checkpoint_has_a_part_in_the_average(stopped, tmp_path, monkeypatch, damage):
+    _, folder = stopped
+    monkeypatch.setenv("SPLITSTEP_CACHE", str(tmp_path / "cache"))
+    averaging = {"final": "average", "average": 3, "updates": 6, "save_every": 1, "evaluate_every": 6, "keep": 6}
+    settings = recipe(corpora.language_recipe(folder / "data", training=averaging))
+    train(settings, tmp_path / "run")
+    (tmp_path / "run" / "results.json").unlink()
+    _damages()[damage](tmp_path / "run" / "checkpoints" / "checkpoint-5" / "model.safetensors")
+    with pytest.raises(
+        UserError, match=r"the checkpoint to average, .*checkpoint-5, cannot be used: model.safetensors"
+    ):
+        train(settings, tmp_path / "run")
+
+
+def test_a_damaged_checkpoint_does_not_pass_for_newer_than_the_next_one(stopped, tmp_path):
+    _, folder = stopped
+    shutil.copytree(folder / "run" / "checkpoints", tmp_path / "all")
+    _damages()["truncated"](tmp_path / "all" / "checkpoint-5" / "model.safetensors")
+    assert checkpoints.newest(tmp_path / "all", lambda line: None, clear=False).name == "checkpoint-4"
+    assert (tmp_path / "all" / "checkpoint-5").exists()
+    assert checkpoints.newest(tmp_path / "all", lambda line: None).name == "checkpoint-4"
+    checkpoints.rotate(tmp_path / "all", keep=1, best=None, regular=lambda update: True)
+    assert [path.name for path in checkpoints.checkpoints(tmp_path / "all")] == ["checkpoint-4"]
+
+
 def test_the_average_is_the_mean_of_the_weights(tmp_path):
     for number in (1, 2):
         (tmp_path / str(number)).mkdir()

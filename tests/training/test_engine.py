@@ -158,6 +158,20 @@ def test_more_updates_than_before_go_on_where_the_run_ended(one_task, tmp_path, 
     assert Run(tmp_path / "run").recipe().training.updates == 8
 
 
+def test_more_updates_go_on_at_the_rate_of_their_schedule(tmp_path):
+    rates = {}
+    for name, counts in {"whole": [8], "longer": [4, 8]}.items():
+        for updates in counts:
+            settings = {"schedule": "linear", "updates": updates, "log_every": 1, "save_every": 1, "keep": 8}
+            train(recipe(_language(tmp_path / "data", training=settings)), tmp_path / name)
+        entries = [entry for entry in log(tmp_path / name) if "learning_rate" in entry]
+        rates[name] = {entry["update"]: entry["learning_rate"] for entry in entries}
+    assert [rates["longer"][update] for update in (5, 6, 7, 8)] == [rates["whole"][update] for update in (5, 6, 7, 8)]
+    saved = [tmp_path / "longer" / "checkpoints" / f"checkpoint-{update}" / "model.safetensors" for update in (4, 5)]
+    before, after = map(load_file, saved)
+    assert not all(torch.equal(before[key], after[key]) for key in before)
+
+
 def test_more_updates_without_a_checkpoint_are_a_run_of_their_own(one_task, tmp_path, capsys):
     longer = recipe(corpora.merged(one_task, {"training": {"updates": 8}}))
     train(recipe(one_task), tmp_path / "run")
@@ -167,6 +181,12 @@ def test_more_updates_without_a_checkpoint_are_a_run_of_their_own(one_task, tmp_
     assert Run(tmp_path / "run").recipe().training.updates == 8
     train(longer, tmp_path / "whole")
     same(tmp_path / "run", tmp_path / "whole")
+
+
+def test_more_micro_batches_than_before_are_said_to_draw_other_masks(one_task, tmp_path, capsys):
+    train(recipe(one_task), tmp_path / "run")
+    train(recipe(corpora.merged(one_task, {"training": {"updates": 8, "micro_batches": 2}})), tmp_path / "run")
+    assert "begun with 1 micro-batches, going on with 2: where there is dropout" in capsys.readouterr().err
 
 
 def test_micro_batches_change_nothing_but_the_last_bits(tables, tmp_path):

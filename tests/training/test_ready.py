@@ -3,12 +3,14 @@
 import gzip
 
 import pytest
+import torch
 from tests import corpora
 from tests.image_files import cifar, images_recipe
 from tests.runs import losses
 
 from splitstep.recipe import recipe
-from splitstep.solver.errors import UserError
+from splitstep.solver.errors import RunError, UserError
+from splitstep.tasks import task_class
 from splitstep.tasks.base import METRICS
 from splitstep.training.costs import training_flops
 from splitstep.training.engine import evaluate, train
@@ -71,6 +73,25 @@ def test_what_is_left_out_of_the_data_is_said_by_every_run(tmp_path, name):
     said = []
     all_ready([recipe(tables), recipe(corpora.merged(tables, {"model": {"preset": "macaron"}}))], said.append)
     assert said.count(note) == 1
+
+
+def test_what_cannot_be_measured_is_not_trained(tmp_path):
+    words = corpora.language_recipe(corpora.articles(tmp_path / "data"), evaluation={"context_window": 31})
+    refused(words, tmp_path, "context_window = 31 leaves nothing of a block of 32 tokens")
+    pairs = corpora.translation_recipe(corpora.parallel(tmp_path / "pairs"), evaluation={"num_beams": 400})
+    refused(pairs, tmp_path, "evaluation.num_beams = 400 is more than half of the vocabulary of")
+
+
+def test_a_model_beyond_memory_is_told_in_a_line(tmp_path, monkeypatch):
+    def full(config):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000000000 bytes")
+
+    whole = recipe(corpora.language_recipe(corpora.articles(tmp_path / "data")))
+    monkeypatch.setattr(task_class(whole.task), "model", classmethod(lambda cls: full))
+    monkeypatch.setattr("splitstep.training.ready.empty_model", lambda config, model: torch.nn.Linear(2, 3))
+    with pytest.raises(RunError, match="out of memory while a model of 9 parameters was made"):
+        train(whole, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_training_selects_by_what_the_task_reports(tables, tmp_path):

@@ -27,6 +27,8 @@ def _answer(
     """Write what is answered to the numbered lines of stdin, so many at a time; empty ones are not asked about."""
     if sys.stdin is None:
         raise UserError("stdin is closed; the lines to work on are read from it")
+    if sys.stdout is None:
+        raise UserError("stdout is closed; the answers are written to it")
     number = 0
     for raw in _as_they_come(sys.stdin.buffer, batch):
         lines = []

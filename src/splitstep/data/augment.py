@@ -31,8 +31,18 @@ _IMAGES, _UPDATES = 1, 2  # what is drawn for: no two draws of a run share a see
 ATTEMPTS = 10  # at a random box that fits, before going without
 
 Probability = Annotated[float, Field(ge=0, le=1)]
-Shares = Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=2, max_length=2)]
-Ratios = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=2, max_length=2)]
+
+
+def _ascending(ends: list[float]) -> list[float]:
+    if ends[0] > ends[1]:
+        raise ValueError("the first of two ends is no greater than the second")
+    return ends
+
+
+Shares = Annotated[
+    list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=2, max_length=2), AfterValidator(_ascending)
+]
+Ratios = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=2, max_length=2), AfterValidator(_ascending)]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ Placed = tuple[str, str | BadRowError]  # where it stands, and the line or what 
 def _two_files(folder: Path, pattern: str, languages: Pair) -> tuple[Path, Path]:
     if "{language}" not in pattern:
         raise UserError(f"{pattern!r} names one file; write {{language}} where the two names differ")
-    first, second = (find(folder, pattern.format(language=language)) for language in languages)
+    first, second = (find(folder, pattern.replace("{language}", language)) for language in languages)
     return first, second
 
 

@@ -14,7 +14,7 @@ Model = TypeVar("Model", bound=BaseModel)
 class Section(BaseModel):
     """A table of a recipe: frozen, its types taken literally, an unknown key an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 def one_held_out(valid: object, valid_every: int | None) -> None:

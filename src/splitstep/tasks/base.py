@@ -122,6 +122,9 @@ class Task(ABC):
     def settings(self) -> dict[str, Any]:
         """What the data tell the model's configuration: vocabulary, special tokens, labels, sizes."""
 
+    def check(self, config: "SplitstepConfig") -> None:  # noqa: B027 (most tasks have nothing to refuse)
+        """Refuse what a finished model of this configuration could not be measured by."""
+
     @abstractmethod
     def save_processor(self, folder: Path) -> None:
         """Write what turns raw input into the model's, as transformers loads it."""

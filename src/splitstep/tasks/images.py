@@ -48,7 +48,7 @@ class ImagesData(Section):
     valid_every: int | None = Field(default=None, gt=1)  # every n-th of train is held out, where valid is no file
     image_size: int | None = Field(default=None, gt=0)  # of the model's input; as the images are without it
     mean: Channels | None = None  # of the pixels in [0, 1], a channel; that of the training images without it
-    std: Channels | None = None
+    std: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1, max_length=3)] | None = None
     augmentation: Augmentation = Augmentation()
 
     @model_validator(mode="after")

@@ -212,11 +212,19 @@ class LanguageModelling(Task):
         rows = [{"loss": float(s), "tokens": int(n)} for s, n in zip(sums, counts, strict=True) if n]
         return Measured(metrics, rows)
 
-    def _token_losses(self, predictor: "Predictor", split: str) -> NDArray[np.float64]:
-        """The loss of every token but the first, each with at least `context_window` tokens before it."""
+    def check(self, config: "SplitstepConfig") -> None:
+        """Refuse a context window that leaves nothing to measure."""
+        self._check_window()
+
+    def _check_window(self) -> None:
         context, size = self.evaluation.context_window, self.data.tokens_per_sample
         if context >= size - 1:
             raise UserError(f"evaluation.context_window = {context} leaves nothing of a block of {size} tokens")
+
+    def _token_losses(self, predictor: "Predictor", split: str) -> NDArray[np.float64]:
+        """The loss of every token but the first, each with at least `context_window` tokens before it."""
+        self._check_window()
+        context, size = self.evaluation.context_window, self.data.tokens_per_sample
         last = len(self.stream(split).tokens)
         spans = [(0, min(size, last), 1)]
         while spans[-1][1] < last:

@@ -1,4 +1,4 @@
-"""What becomes of freed memory, on CPU with glibc."""
+"""What becomes of freed memory, on CPU with glibc, and how it is told that there is none left."""
 
 import ctypes
 import sys
@@ -49,3 +49,8 @@ def _set(fate: Fate) -> None:
     libc.mallopt(_M_MMAP_THRESHOLD, mmap)
     if fate == "returned":
         libc.malloc_trim(0)
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether an error says that memory is full, of the machine or of an accelerator."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -1,5 +1,6 @@
 """Translation: parallel text, joint BPE, an encoder-decoder, BLEU."""
 
+import math
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import chain
@@ -23,6 +24,7 @@ from splitstep.tasks.base import IGNORED, Batch, Measured, Task, padded
 from splitstep.tasks.bleu import CONVENTIONS, bleu, chrf
 
 if TYPE_CHECKING:
+    from splitstep.models.configuration import SplitstepConfig
     from splitstep.tasks.prediction import Predictor
 
 Patterns = Annotated[list[str], Field(min_length=1)]
@@ -57,9 +59,11 @@ class TranslationEvaluation(Section):
     """How a finished model translates, and how that is scored."""
 
     num_beams: int = Field(default=5, ge=1)
-    length_penalty: float = 1.0  # the power of the length that log-probabilities are divided by
+    length_penalty: float = Field(
+        default=1.0, ge=-10, le=10
+    )  # the power of the length that log-probabilities are divided by
     normalization: Literal["length", "gnmt"] = "length"  # by length, or by (5 + length) / 6 as Wu et al. 2016
-    max_length_ratio: float = Field(default=2.0, ge=0)  # at most so many tokens a source token,
+    max_length_ratio: float = Field(default=2.0, ge=0, le=1000)  # at most so many tokens a source token,
     max_length_offset: int = Field(default=10, ge=0)  # and so many more
     max_source: int = Field(default=1024, ge=2)  # tokens of a sentence; the end of a longer one is cut off
     precision: Literal["float32", "bfloat16", "int8"] = "float32"  # of the search; int8 linear layers are for CPU
@@ -217,14 +221,26 @@ class Translation(Task):
             "signature": signature,
             "convention": CONVENTIONS[self.evaluation.bleu].used_by,
             "loss": loss,
-            "perplexity": float(np.exp(loss)),
+            "perplexity": math.exp(min(loss, 700)),
         }
         rows = zip(pairs, hypotheses, strict=True)
         return Measured(metrics, [{"source": s, "reference": r, "hypothesis": h} for (s, r), h in rows])
 
     def answer(self, predictor: "Predictor") -> None:
         """Translate the first validation sentence."""
-        self.translated([self.pairs("valid")[0][0]], predictor)
+        self.translated([self._first_source], predictor)
+
+    @cached_property
+    def _first_source(self) -> str:
+        return self.pairs("valid")[0][0]  # read once: an answer is timed
+
+    def check(self, config: "SplitstepConfig") -> None:
+        """Refuse more beams than there are first words."""
+        if self.evaluation.num_beams > config.vocab_size // 2:
+            raise UserError(
+                f"evaluation.num_beams = {self.evaluation.num_beams} is more than half of the vocabulary of "
+                f"{config.vocab_size} tokens"
+            )
 
     def translated(
         self, sources: list[str], predictor: "Predictor", *, nbest: int = 1

@@ -67,6 +67,13 @@ def flaw(folder: Path) -> str | None:
     return None
 
 
+def sound(folder: Path, which: str) -> Path:
+    """A checkpoint that is to be used and is as it was written."""
+    if (wrong := flaw(folder)) is not None:
+        raise UserError(f"the checkpoint {which}, {folder}, cannot be used: {wrong}")
+    return folder
+
+
 def update_of(folder: Path) -> int:
     """The number of updates behind a checkpoint."""
     return int(folder.name.removeprefix(PREFIX))
@@ -79,20 +86,27 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def newest(folder: Path, say: Callable[[str], None], *, clear: bool = True) -> Path | None:
-    """The newest complete checkpoint. Damaged ones are named and, by the process that writes, removed."""
+    """The newest complete checkpoint.
+
+    Damaged ones are named and, where there is a complete one before them, removed by the process that writes: they
+    would pass for newer than what comes next.
+    """
     found = checkpoints(folder)
-    flaws = []
+    flaws: dict[Path, str] = {}
     for path in reversed(found):
         wrong = flaw(path)
         if wrong is None:
+            for damaged in flaws if clear else ():
+                shutil.rmtree(damaged, ignore_errors=True)
             return path
-        flaws.append(f"{path.name}: {wrong}")
-        say(f"leaving out {flaws[-1]}")
+        flaws[path] = f"{path.name}: {wrong}"
+        say(f"leaving out {flaws[path]}")
         if clear and wrong == "it was not finished":
             shutil.rmtree(path)
-    if any("it was not finished" not in wrong for wrong in flaws):
+    listed = "; ".join(flaws.values())
+    if any("it was not finished" not in wrong for wrong in flaws.values()):
         raise UserError(
-            f"no complete checkpoint is left in {folder} ({'; '.join(flaws)}); to start anew use --fresh or remove it"
+            f"no complete checkpoint is left in {folder} ({listed}); to start anew use --fresh or remove it"
         )
     return None
 

@@ -136,6 +136,11 @@ def _resumed(run: Run, settings: Training, done: int, updates: int, width: int, 
             "are taken in another order, so the last bits of the weights will differ"
         )
     before = run.recipe().training
+    if before.micro_batches != settings.micro_batches:
+        tell(
+            f"begun with {before.micro_batches} micro-batches, going on with {settings.micro_batches}: where there is "
+            "dropout, other masks are drawn"
+        )
     if (before.updates, before.epochs) != (settings.updates, settings.epochs):
         now = rate(settings, done, total=updates, width=width)
         tell(
@@ -209,13 +214,11 @@ def _final_weights(run: Run, trainer: SplitstepTrainer, last: Path, state: dict[
     if settings.final == "ema":
         return load_file(last / EMA)
     if settings.final == "average":
-        return checkpoints.averaged(checkpoints.last(run.checkpoints, settings.average, trainer.regular))
+        chosen = checkpoints.last(run.checkpoints, settings.average, trainer.regular)
+        return checkpoints.averaged([checkpoints.sound(path, "to average") for path in chosen])
     if settings.final == "best" and state["best_global_step"]:
         best = run.checkpoints / f"{checkpoints.PREFIX}{state['best_global_step']}"
-        wrong = checkpoints.flaw(best)
-        if wrong is not None:
-            raise UserError(f"the best checkpoint {best} cannot be used: {wrong}")
-        return load_file(best / "model.safetensors")
+        return load_file(checkpoints.sound(best, "that was best") / "model.safetensors")
     return load_file(last / "model.safetensors")
 
 

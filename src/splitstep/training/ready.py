@@ -9,12 +9,14 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from splitstep.data.batches import Plan
+from splitstep.models.accounting import empty_model, parameters
 from splitstep.models.configuration import SplitstepConfig
 from splitstep.models.presets import preset
 from splitstep.recipe import Recipe, Training
-from splitstep.solver.errors import UserError, unknown
+from splitstep.solver.errors import RunError, UserError, unknown
 from splitstep.tasks import task_class
 from splitstep.tasks.base import Task
+from splitstep.tasks.memory import out_of_memory
 from splitstep.training.initial import initial_checksums, initial_configuration, initial_folder
 from splitstep.training.progress import Say
 
@@ -61,7 +63,8 @@ def all_ready(recipes: Iterable[Recipe], say: Say = lambda line: None) -> list[T
 
 
 def _check_training(settings: Training, task: Task, config: SplitstepConfig) -> None:
-    """Refuse what a model of the task cannot be trained with."""
+    """Refuse what a model of the task cannot be trained with, or measured by when it is."""
+    task.check(config)
     if settings.select not in task.reported:
         raise unknown("training.select", settings.select, task.reported)
     if config.adaptive_cutoffs is not None and settings.label_smoothing:
@@ -126,7 +129,13 @@ def build(recipe: Recipe, config: SplitstepConfig) -> "SplitstepPreTrainedModel"
     """The recipe's model with the weights of its seed, or with those that training begins with but for the labels'."""
     model = task_class(recipe.task).model()
     torch.manual_seed(recipe.training.seed)
-    made = model(config)
+    try:
+        made = model(config)
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        size = parameters(empty_model(config, model)).total
+        raise RunError(f"out of memory while a model of {size:,} parameters was made") from error
     folder = initial_folder(recipe)
     if folder is None or recipe.training.init_weights == "random":
         return made

@@ -31,6 +31,7 @@ from splitstep.fields.feedforward import FEED_FORWARDS
 from splitstep.recipe import Training
 from splitstep.solver.errors import RunError
 from splitstep.tasks.base import IGNORED, METRICS, Task
+from splitstep.tasks.memory import out_of_memory
 from splitstep.tasks.prediction import Predictor, tensors
 from splitstep.training import checkpoints
 from splitstep.training.optimizers import MovingAverage, optimizer
@@ -177,12 +178,12 @@ class SplitstepTrainer(Trainer):
         try:
             return super().training_step(model, inputs, *args, **kwargs)
         except (MemoryError, RuntimeError) as error:
-            if not _out_of_memory(error):
+            if not out_of_memory(error):
                 raise
             shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in inputs.items() if tensor.ndim > 1)
             raise RunError(
                 f"out of memory in update {self.state.global_step + 1}, with a micro-batch of {shapes}. Less is needed "
-                f"with training.micro_batches = {2 * self.pieces}, which changes no result, with "
+                f"with training.micro_batches = {2 * self.pieces}, which changes but the masks of dropout, with "
                 "training.gradient_checkpointing = true, or with shorter examples (data.max_length)"
             ) from error
 
@@ -252,6 +253,16 @@ class SplitstepTrainer(Trainer):
             self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, factor)
             self._created_lr_scheduler = True
         return self.lr_scheduler
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """What a checkpoint remembers, at the rate of this run: more updates may be asked for now."""
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None and self.optimizer is not None:
+            schedule: Any = self.lr_scheduler
+            bases = zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
+            schedule._last_lr = [base * factor(schedule.last_epoch) for base, factor in bases]
+            for group, value in zip(self.optimizer.param_groups, schedule._last_lr, strict=True):
+                group["lr"] = value
 
     # Evaluation
 
@@ -364,10 +375,6 @@ class SplitstepTrainer(Trainer):
         """Train to the end, or until a signal, from a checkpoint or from the beginning."""
         self._begin_at = checkpoint
         super().train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-
-
-def _out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def training_arguments(settings: Training, run: Run, updates: int) -> TrainingArguments:
