@@ -103,9 +103,10 @@ def test_with_equal_flops_four_evaluations_leave_a_quarter_of_the_updates(whole)
 
 
 def test_the_width_is_a_multiple_of_what_the_splitting_divides_it_by(whole):
-    base = {"splitting": "suzuki4", "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 640}
+    base = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 640}
     sizes = recipe(corpora.merged(whole.settings(), {"model": base}))
-    _, other = contestants(sizes, ["transformer/intermediate_size=800", "macaron/splitting=suzuki4"], "parameters")
+    names = ["transformer/splitting=suzuki4/intermediate_size=800", "macaron/splitting=suzuki4"]
+    _, other = contestants(sizes, names, "parameters")
     networks = other.config.scheme(other.config.parts[0]).splitting.uses("convection")
     assert networks > 8
     assert other.adjusted["intermediate_size"] % networks == 0
