@@ -45,8 +45,8 @@ class Scheme:
     def check(self, model: Mapping[str, Any]) -> None:
         """Refuse what the [model] of a recipe sets in the place of what makes the scheme this one."""
         own = {key: value for key, value in PRESETS[self.settings["preset"]].items() if key in SCHEME_SETTINGS}
-        for key in own.keys() & model.keys() - self.settings.keys():
-            if model[key] != own[key]:
+        for key in own:
+            if key in model and key not in self.settings and model[key] != own[key]:
                 raise UserError(
                     f"{self.name} has {key} = {own[key]!r}, and the recipe sets model.{key} = {model[key]!r}; "
                     f"say it of the scheme: {self.name}/{key}={model[key]}"
