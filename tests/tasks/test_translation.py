@@ -137,6 +137,17 @@ def test_a_model_that_never_ends_is_cut_off_by_the_length_of_its_source(tmp_path
     assert [len(words) for words in said] == [int(ratio * (len(text.split()) + 1)) + 10 for text in sources]
 
 
+def test_an_output_ends_where_learned_positions_do(tmp_path):
+    root = corpora.parallel(tmp_path / "data", train=40, valid=4, test=4)
+    positions = {"position_embedding": "learned", "max_position_embeddings": 12, "lm_head_bias": True}
+    task, model = untrained(root, model=positions, data=WORDS, evaluation={"max_source": 12})
+    with torch.no_grad():
+        model.lm_head.bias[model.config.eos_token_id] = -1e9
+        model.lm_head.bias[task.tokenizer.token_to_id("one")] = 1e3
+    (beams,) = task.translated(["eins zwei drei ."], Predictor(model))
+    assert beams[0][0] == " ".join(["one"] * 12)
+
+
 def test_a_model_that_ends_at_once_says_nothing(tmp_path):
     root = corpora.parallel(tmp_path / "data", train=40, valid=4, test=4)
     task, model = untrained(root, model={"lm_head_bias": True}, data=WORDS)

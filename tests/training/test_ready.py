@@ -80,6 +80,11 @@ def test_what_cannot_be_measured_is_not_trained(tmp_path):
     refused(words, tmp_path, "context_window = 31 leaves nothing of a block of 32 tokens")
     pairs = corpora.translation_recipe(corpora.parallel(tmp_path / "pairs"), evaluation={"num_beams": 400})
     refused(pairs, tmp_path, "evaluation.num_beams = 400 is more than half of the vocabulary of")
+    learned = {"model": {"position_embedding": "learned", "max_position_embeddings": 40}}
+    pairs = corpora.merged(corpora.translation_recipe(corpora.parallel(tmp_path / "pairs")), learned)
+    refused(pairs, tmp_path, "evaluation.max_source is 1,024 tokens, more than max_position_embeddings = 40 learned")
+    learned = {"model": {"max_position_embeddings": 3}, "evaluation": {"max_source": 3}}
+    refused(corpora.merged(pairs, learned), tmp_path, "the longest sentence of data.train is ")
 
 
 def test_a_model_beyond_memory_is_told_in_a_line(tmp_path, monkeypatch):

@@ -59,11 +59,13 @@ def beam_search(
     With normalization "length", tokens and scores are those of transformers' `generate` with `early_stopping=False`:
     of the 2 * num_beams best continuations, those of the first num_beams that end are hypotheses, and the first
     num_beams that do not end go on. A sentence is over when it has num_beams hypotheses and its best beam, normalised
-    at its present length, is no better than the worst of them; at `max_new_tokens`, one number or one a sentence, all
-    beams end. The sentences of a batch do not see each other.
+    at its present length, is no better than the worst of them; at `max_new_tokens`, one number or one a sentence, and
+    where learned positions end, all beams end. The sentences of a batch do not see each other.
     """
     normalize = lookup("normalization", normalization, NORMALIZATIONS)
     limits = torch.as_tensor(max_new_tokens, device=input_ids.device).expand(len(input_ids))
+    if model.config.position_embedding == "learned":
+        limits = limits.clamp(max=model.config.max_position_embeddings)
     _check(model, num_beams=num_beams, num_return=num_return, max_new_tokens=int(limits.min()))
     decoder = _Decoder(model, input_ids, attention_mask)
     search = _Search(limits, num_beams, end=model.config.eos_token_id)

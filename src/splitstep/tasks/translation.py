@@ -235,12 +235,18 @@ class Translation(Task):
         return self.pairs("valid")[0][0]  # read once: an answer is timed
 
     def check(self, config: "SplitstepConfig") -> None:
-        """Refuse more beams than there are first words."""
+        """Refuse more beams than there are first words, and sentences that learned positions have no place for."""
         if self.evaluation.num_beams > config.vocab_size // 2:
             raise UserError(
                 f"evaluation.num_beams = {self.evaluation.num_beams} is more than half of the vocabulary of "
                 f"{config.vocab_size} tokens"
             )
+        if config.position_embedding == "learned":
+            longest = {f"the longest sentence of data.{split}": int(self.lengths(split).max()) for split in self.splits}
+            for what, length in (longest | {"evaluation.max_source": self.evaluation.max_source}).items():
+                if length > config.max_position_embeddings:
+                    known = f"max_position_embeddings = {config.max_position_embeddings} learned positions"
+                    raise UserError(f"{what} is {length:,} tokens, more than {known}")
 
     def translated(
         self, sources: list[str], predictor: "Predictor", *, nbest: int = 1
