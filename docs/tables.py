@@ -243,7 +243,7 @@ def _comments(section: type[BaseModel]) -> dict[str, str]:
     found: dict[str, str] = {}
     for owner in reversed(section.__mro__):
         if issubclass(owner, BaseModel) and owner is not BaseModel:
-            found |= dict(re.findall(r"(?m)^    (\w+): .*?  # (.+)$", inspect.getsource(owner)))
+            found |= dict(re.findall(r"(?m)^    (\w+): (?:.*?|[^)]*\n    \))  # (.+)$", inspect.getsource(owner)))
     return found
 
 

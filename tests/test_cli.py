@@ -8,6 +8,8 @@ import sys
 import pytest
 
 from splitstep import __version__
+from splitstep.cli.run import chosen_folder
+from splitstep.solver.errors import UserError
 from splitstep.solver.splittings import SPLITTINGS
 from splitstep.solver.tableaus import TABLEAUS
 
@@ -155,7 +157,14 @@ def test_a_closed_pipe_is_no_traceback():
 
 
 @pytest.mark.parametrize(
-    "recipe", ["laptop/multi30k-en-de training.updatse=3", "laptop/mnist data.format=jpg", "laptop/mnits"]
+    "recipe",
+    [
+        "laptop/multi30k-en-de training.updatse=3",
+        "laptop/mnist data.format=jpg",
+        "laptop/mnist model.integrator=rk5",
+        "laptop/mnist model.splitting=strng",
+        "laptop/mnits",
+    ],
 )
 def test_a_wrong_recipe_is_told_before_anything_heavy_is_imported(recipe):
     program = (
@@ -170,6 +179,18 @@ def test_a_wrong_recipe_is_told_before_anything_heavy_is_imported(recipe):
     )
     assert answer.returncode == 0, answer.stderr
     assert len(answer.stderr.splitlines()) == 1
+
+
+def test_a_fresh_folder_lies_beside_the_one_there_is(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    assert chosen_folder(folder, fresh=True) == folder
+    for number in (2, 3):
+        (folder if number == 2 else tmp_path / "run-2").mkdir()
+        assert chosen_folder(folder, fresh=False) == folder
+        assert chosen_folder(folder, fresh=True) == tmp_path / f"run-{number}"
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(UserError, match="cannot agree on a new folder"):
+        chosen_folder(folder, fresh=True)
 
 
 def test_a_reader_who_leaves_early_sees_no_traceback():

@@ -42,6 +42,15 @@ def told(*words, given=b""):
     return answer.output
 
 
+def test_a_finished_run_says_what_it_reached_as_json_too_and_once_among_processes(runs, monkeypatch):
+    words = ["train", str(runs / "news" / "recipe.toml"), "--out", str(runs / "news")]
+    plain, numbers = (CliRunner().invoke(app, [*words, *more]).stdout for more in ([], ["--json"]))
+    assert json.loads(numbers) == {"run": str(runs / "news")} | Run(runs / "news").results()
+    assert "accuracy" in plain
+    monkeypatch.setenv("RANK", "1")
+    assert CliRunner().invoke(app, words).stdout == ""
+
+
 def test_translations_come_a_line_for_each_line_whatever_the_batch(runs):
     given = b"eins zwei .\n\ndrei drei drei .\nvier .\n" + b"\xff eins .\r\nzwei"
     whole = told("translate", runs / "translation", given=given).splitlines()

@@ -1,6 +1,7 @@
 """Recipes: defaults under the file under the command line, refused when they do not make sense, all of ours sound."""
 
 import tomllib
+from datetime import UTC, date, datetime
 
 import pytest
 from tests import corpora, image_files
@@ -116,9 +117,9 @@ def test_a_run_of_a_grid_is_named_by_one_folder(tmp_path):
 
 
 def test_a_resolved_recipe_reads_back_as_it_was():
-    whole = recipe(
-        {**BASE, "model": {"preset": "macaron", "norm": "post"}, "published": {"rows": [{"a.b": 1.5, "c": 'ä"\n'}]}}
-    )
+    moment = datetime(2019, 6, 6, 12, 30, tzinfo=UTC)
+    row = {"a.b": 1.5, "c": 'ä"\n\x7f', "d": date(2019, 6, 6), "e": moment}
+    whole = recipe({**BASE, "model": {"preset": "macaron", "norm": "post"}, "published": {"rows": [row]}})
     tables = whole.settings() | {"published": whole.published}
     assert tomllib.loads(toml(tables)) == tables
     assert recipe(tomllib.loads(toml(tables))) == whole

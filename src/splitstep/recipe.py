@@ -10,6 +10,8 @@ from pydantic import Field, create_model, model_validator
 from splitstep.data.settings import Section, validated
 from splitstep.models.presets import PRESETS
 from splitstep.solver.errors import UserError, lookup, unknown
+from splitstep.solver.splittings import SPLITTINGS
+from splitstep.solver.tableaus import TABLEAUS
 from splitstep.tables import read, setting, with_setting, with_settings
 from splitstep.tasks import TASKS, task_class
 
@@ -144,11 +146,25 @@ def recipe(tables: Mapping[str, Any]) -> Recipe:
         if key not in known:
             raise unknown("section", key, known)
     checked = validated(schema(tables["task"]), tables)
-    lookup("preset", str(checked.model.get("preset", "transformer")), PRESETS)
+    _check_scheme(checked.model)
     for key, values in checked.grid.items():
         if not values:
             raise UserError(f"grid.{key} has no values")
     return checked
+
+
+def _check_scheme(model: Mapping[str, Any]) -> None:
+    """Refuse a scheme that is in no table, before seconds of imports; a configuration checks all else."""
+    splittings = {name for part in SPLITTINGS.values() for name in part}
+    tables: dict[str, Iterable[str]] = {
+        "preset": PRESETS,
+        "integrator": TABLEAUS,
+        "splitting": splittings,
+        "decoder_splitting": splittings,
+    }
+    for key, table in tables.items():
+        if model.get(key) is not None and str(model[key]) not in table:
+            raise unknown(key, model[key], table)
 
 
 def load(name: str, settings: Iterable[str] = ()) -> list[tuple[str, Recipe]]:

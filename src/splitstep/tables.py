@@ -3,6 +3,7 @@
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
+from datetime import date, time
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,23 @@ def with_settings(tables: Mapping[str, Any], settings: Iterable[tuple[str, Any]]
     return dict(tables)
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """What a run, a comparison or a report wrote about itself."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is no JSON, or damaged ({error})") from None
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The entries of a file with one a line."""
+    with path.open(encoding="utf-8") as lines:  # str.splitlines() would also cut where a text has a U+2028
+        try:
+            return [json.loads(line) for line in lines]
+        except ValueError as error:
+            raise UserError(f"{path} has a line that is no JSON, or damaged ({error})") from None
+
+
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -> dict[str, tuple[Any, Any]]:
     """The keys at which two recipes differ, with both values."""
     found: dict[str, tuple[Any, Any]] = {}
@@ -123,5 +141,7 @@ def _value(value: Any) -> str:
     if isinstance(value, dict):
         return f"{{ {', '.join(f'{_key(key)} = {_value(inner)}' for key, inner in value.items())} }}"
     if isinstance(value, str | bool):
-        return json.dumps(value, ensure_ascii=False)
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # which TOML takes escaped only
+    if isinstance(value, date | time):
+        return value.isoformat()
     return repr(value)

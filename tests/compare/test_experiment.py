@@ -22,7 +22,7 @@ from splitstep.compare.schemes import Scheme, contestants, shares_weights, width
 from splitstep.recipe import load, recipe
 from splitstep.reports import page, tables
 from splitstep.solver.errors import RunError, UserError
-from splitstep.tables import toml
+from splitstep.tables import read_json_lines, toml
 from splitstep.tasks.bleu import bleu
 from splitstep.tasks.scores import SCORES
 from splitstep.training.ready import task_of
@@ -165,7 +165,7 @@ def test_schemes_without_a_common_seed_are_not_held_against_each_other(whole, tm
     experiment = Experiment(tmp_path / "a", whole, ["transformer", "parallel:1"], "none", 2)
     results = compare(experiment, say=lambda line: None)
     assert [len(row["values"]) for row in results["schemes"]] == [1, 1]
-    assert "difference" not in results["schemes"][1]
+    assert all(results["schemes"][1][key] is None for key in ("difference", "interval", "p_value"))
     assert results["claims"] == []
     assert "| parallel |" in page.markdown([tmp_path / "a"])
 
@@ -275,6 +275,21 @@ def test_a_comparison_goes_on_from_what_a_report_keeps_of_it(whole, tmp_path):
         with pytest.raises(UserError, match=complaint):
             compare(Experiment(kept, moved, names, "none", 2), say=lambda line: None)
         examples.write_text(before)
+
+
+@pytest.mark.parametrize("text", ["{", '{"schemes": []}'])
+def test_a_folder_with_another_comparison_file_is_refused_in_a_line(whole, tmp_path, text):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "comparison.json").write_text(text)
+    with pytest.raises(UserError, match=r"comparison.json (is no JSON|does not say what was compared)"):
+        compare(Experiment(tmp_path / "a", whole, ["transformer", "parallel"], "none", 1), say=lambda line: None)
+
+
+def test_what_separates_lines_elsewhere_does_not_separate_predictions(tmp_path):
+    rows = [{"hypothesis": "a\u2028b\x85c\x0bd"}, {"hypothesis": "e"}]
+    path = tmp_path / "predictions.jsonl"
+    path.write_text("".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows), encoding="utf-8")
+    assert read_json_lines(path) == rows
 
 
 def test_a_run_whose_metric_is_no_number_has_failed(whole, tmp_path):

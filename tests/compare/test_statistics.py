@@ -140,6 +140,16 @@ def test_runs_that_agree_in_every_example_are_as_sure_as_a_coin_that_always_fall
     assert difference("accuracy", right, wrong).p_value == 2 / 2**10
 
 
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_trials_in_blocks_are_the_trials_together(seeds, monkeypatch):
+    rng = np.random.default_rng(0)
+    schemes = [[rng.integers(2, size=(50, 1)).astype(float) for _ in range(seeds)] for _ in range(2)]
+    ours, theirs = [[np.hstack([right, np.ones((50, 1))]) for right in runs] for runs in schemes]
+    together = statistics.difference("accuracy", ours, theirs)
+    monkeypatch.setattr(statistics, "NUMBERS", 7 * 50)
+    assert statistics.difference("accuracy", ours, theirs) == together
+
+
 def test_a_difference_can_be_seen_from_the_other_side():
     found = Difference(1.0, (-0.5, 2.5), 0.2, "a test")
     assert found.reversed() == Difference(-1.0, (-2.5, 0.5), 0.2, "a test")

@@ -1,5 +1,6 @@
 """Batches are a pure function of seed, epoch and lengths, however the work is shared."""
 
+import os
 from itertools import islice, pairwise
 
 import numpy as np
@@ -115,6 +116,23 @@ def test_a_cache_is_filled_once_and_never_by_halves(tmp_path, monkeypatch):
     assert len(calls) == 2
     cached({"a": 2}, build)
     assert len(calls) == 3
+
+
+def test_what_a_killed_process_left_in_the_cache_gives_way(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPLITSTEP_CACHE", str(tmp_path))
+
+    def killed(folder):
+        (folder / "half").write_text("made")
+        os._exit(9)
+
+    for _ in range(2):
+        if (child := os.fork()) == 0:
+            cached({"a": 1}, killed)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert len(list(tmp_path.glob("*.unfinished"))) == 1
+    folder = cached({"a": 1}, lambda folder: (folder / "whole").write_text("made") and None)
+    assert {path.name for path in folder.iterdir()} == {"whole", "notes.json", "made_from.json"}
+    assert not list(tmp_path.glob("*.unfinished"))
 
 
 def test_of_two_sides_both_are_hardly_padded():

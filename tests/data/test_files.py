@@ -71,15 +71,24 @@ def test_unequal_line_counts_are_refused_with_both(tmp_path):
 def test_iwslt_talks_lose_their_tags_and_keep_their_sentences(tmp_path):
     _write(
         tmp_path,
-        t_de="<url>http</url>\n<keywords>k</keywords>\nErster &amp; Satz\n<title>T</title>\nZweiter\n",
-        t_en="<url>http</url>\n<keywords>k</keywords>\nFirst &amp; sentence\n<title>T</title>\nSecond\n",
+        t_de="<url>http</url>\n<keywords>k</keywords>\nErster &amp; Satz\n<title>Titel </title>\nZweiter\n",
+        t_en="<url>http</url>\n<keywords>k</keywords>\nFirst &amp; sentence\n<title> Title</title>\nSecond\n",
     )
     pairs = list(parallel.iwslt_pairs(tmp_path, "t.{language}", ("de", "en")))
-    assert pairs == [("Erster &amp; Satz", "First &amp; sentence"), ("Zweiter", "Second")]
-    _write(
-        tmp_path, d_de='<doc>\n<seg id="1"> A &amp; B </seg>\n</doc>\n', d_en='<doc>\n<seg id="1"> C </seg>\n</doc>\n'
-    )
-    assert list(parallel.iwslt_pairs(tmp_path, "d.{language}", ("de", "en"))) == [("A & B", "C")]
+    assert pairs == [("Erster &amp; Satz", "First &amp; sentence"), ("Titel", "Title"), ("Zweiter", "Second")]
+    for language, sentence in (("de", "A &amp; B"), ("en", "C")):
+        talk = f'<doc>\n<title>T</title>\n<seg id="1"> {sentence} </seg>\n</doc>\n'
+        (tmp_path / f"d.{language}.xml").write_text(talk)
+    assert list(parallel.iwslt_pairs(tmp_path, "d.{language}.xml", ("de", "en"))) == [("A & B", "C")]
+
+
+def test_pairs_of_the_cldr_are_of_any_two_of_its_languages():
+    found = list(parallel.FORMATS["cldr"].pairs(Path(), "test", ("fr", "es"), STRICT))
+    assert ("Allemagne", "Alemania") in {*found, *parallel.FORMATS["cldr"].pairs(Path(), "train", ("fr", "es"), STRICT)}
+    files = parallel.FORMATS["cldr"].files(Path(), "test", ("fr", "es"))
+    assert [path.name for path in files] == ["fr.dat", "es.dat"]
+    with pytest.raises(UserError, match="unknown language of the CLDR 'xx'"):
+        parallel.FORMATS["cldr"].files(Path(), "test", ("xx", "es"))
 
 
 def test_tab_pairs_follow_the_order_of_languages(tmp_path):
@@ -100,6 +109,16 @@ def test_documents_together_are_the_text(tmp_path, name):
 def test_wikitext_articles_begin_with_their_title(tmp_path):
     (tmp_path / "a").write_text(" = One = \nx\n = = Part = = \ny\n = Two = \nz\n")
     assert [article.split("\n")[0] for article in text.wikitext(tmp_path / "a")] == [" = One = ", " = Two = "]
+
+
+@pytest.mark.parametrize("chunk", [18, 20, 1000])
+def test_no_word_is_cut_where_a_file_is_read_in_chunks(tmp_path, monkeypatch, chunk):
+    monkeypatch.setattr(text, "CHUNK", chunk)
+    words = "an unbelievable\nfile  of some words "
+    (tmp_path / "a").write_text(words)
+    chunks = list(text.whole(tmp_path / "a"))
+    assert "".join(chunks) == words
+    assert all(chunk[0] == " " for chunk in chunks[1:])
 
 
 def test_a_character_may_lie_across_two_chunks(tmp_path, monkeypatch):

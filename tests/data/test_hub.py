@@ -56,7 +56,9 @@ def test_ag_news(tmp_path):
     rows = [('Stocks "fell", said\\the trader', 2), ("A goal\nin the last minute", 1)]
     classes = {"label": ["World", "Sports", "Business", "Sci/Tech"]}
     upload(tmp_path, "fancyzhx/ag_news", {PLAIN: {s: table(("text", "label"), rows, classes) for s in hub.SPLITS}})
-    found = texts_and_labels("ag-news", data_folder(None, "ag_news_csv"), "test.csv")
+    said = []
+    found = texts_and_labels("ag-news", data_folder(None, "ag_news_csv", said.append), "test.csv")
+    assert "title and description are one text there" in said[-1]
     assert found == [('Stocks "fell", said the trader', "Business"), ("A goal in the last minute", "Sports")]
 
 

@@ -216,6 +216,13 @@ def test_labels_that_are_numbers_keep_no_names(tmp_path):
     assert [example.label for example in examples(choice, tmp_path, "x")] == ["2", "1"]
 
 
+def test_a_number_that_no_loss_counts_is_refused(tmp_path):
+    (tmp_path / "x").write_text("label,text\n1.5,a\n-100,b\n")
+    choice = replace(Choice.of("csv", None, None), numbers=(-math.inf, math.inf))
+    with pytest.raises(UserError, match=r"line 3: the label -100 marks what no loss counts"):
+        list(examples(choice, tmp_path, "x"))
+
+
 def test_reviews_are_the_same_from_a_folder_and_from_its_archives(tmp_path):
     for name, text in REVIEWS.items():
         path = tmp_path / "folder" / "aclImdb" / name

@@ -11,7 +11,8 @@ from splitstep import SplitstepForCausalLM, SplitstepForSequenceClassification, 
 from splitstep.models import losses
 from splitstep.models.accounting import account, parameters
 from splitstep.models.adaptive import AdaptiveInput, AdaptiveSoftmax
-from splitstep.models.losses import IGNORED, token_loss
+from splitstep.models.labels import IGNORED
+from splitstep.models.losses import token_loss
 from splitstep.solver.errors import UserError
 
 CUTOFFS = [8, 20]

@@ -119,6 +119,16 @@ def test_a_model_whose_function_ours_does_not_have_is_refused(name, settings, co
         random_twin(name, **settings)
 
 
+def test_labels_and_noise_are_those_of_the_original():
+    names = {0: "cat", 1: "dog"}
+    _, seeing = random_twin("ViTForImageClassification", id2label=names, label2id={"cat": 0, "dog": 1})
+    assert (seeing.config.id2label, seeing.config.num_labels) == (names, 2)
+    theirs, ours = random_twin("GPT2LMHeadModel", embd_pdrop=0.3, resid_pdrop=0.2)
+    assert (ours.config.first_dropout, ours.config.dropout) == (0.3, 0.2)
+    ours.generation_config.max_new_tokens = 3
+    assert theirs.generation_config.max_new_tokens is None
+
+
 def test_no_weight_is_left_behind():
     theirs = transformers.GPT2LMHeadModel(CONFIGURATIONS["GPT2LMHeadModel"])
     theirs.transformer.h[0].attn.extra = torch.nn.Parameter(torch.ones(3))

@@ -69,7 +69,9 @@ def written(row):
     return tokens[: tokens.index(EOS)] if EOS in tokens else tokens
 
 
-def transformers_search(model, ids, mask, *, num_beams, num_return=1, length_penalty=1.0, max_new_tokens=LONGEST):
+def transformers_search(
+    model, ids, mask, *, num_beams, num_return=1, length_penalty=1.0, early_stopping=False, max_new_tokens=LONGEST
+):
     """Tokens and scores of `generate`; greedy search has no score of its own there."""
     answer = model.generate(
         input_ids=ids,
@@ -80,7 +82,7 @@ def transformers_search(model, ids, mask, *, num_beams, num_return=1, length_pen
         do_sample=False,
         return_dict_in_generate=True,
         output_scores=True,
-        **({"length_penalty": length_penalty, "early_stopping": False} if num_beams > 1 else {}),
+        **({"length_penalty": length_penalty, "early_stopping": early_stopping} if num_beams > 1 else {}),
     )
     tokens = [written(row) for row in answer.sequences]
     if num_beams > 1:
@@ -105,6 +107,13 @@ def assert_equal_to_generate(model, ids, mask, **settings):
 @pytest.mark.parametrize("name", PRESETS)
 def test_tokens_and_scores_are_those_of_generate(name, num_beams):
     assert_equal_to_generate(build(name), *sources(), num_beams=num_beams, num_return=num_beams)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
+def test_a_search_may_stop_with_the_first_sentences_that_end(penalty):
+    model, (ids, mask) = build("macaron"), sources()
+    settings = {"num_beams": 4, "num_return": 4, "length_penalty": penalty}
+    assert_equal_to_generate(model, ids, mask, **settings, early_stopping=True)
 
 
 @pytest.mark.parametrize("name", OTHERS)

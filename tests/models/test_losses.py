@@ -8,7 +8,8 @@ from torch import nn
 
 from splitstep import SplitstepConfig
 from splitstep.models import losses
-from splitstep.models.losses import IGNORED, chunked_token_loss, label_loss, token_loss
+from splitstep.models.labels import IGNORED
+from splitstep.models.losses import chunked_token_loss, label_loss, token_loss
 from splitstep.solver.errors import UserError
 
 VOCABULARY, SIZE = 11, 5

@@ -13,8 +13,9 @@ from transformers import Trainer, TrainingArguments, pipeline
 from transformers.utils.generic import find_labels
 
 import splitstep
-from splitstep import preset
+from splitstep import SplitstepModel, preset
 from splitstep.fields.attention import Attention
+from splitstep.fields.evolution import PublishedCondition
 from splitstep.models.heads import Pool
 from splitstep.models.presets import PRESETS
 from splitstep.solver.errors import UserError
@@ -672,3 +673,20 @@ def test_the_same_weights_under_another_solver_generate_by_the_same_settings():
     assert other.is_gradient_checkpointing
     other.generation_config.num_beams = 1
     assert made.generation_config.num_beams == 3
+
+
+def test_the_first_operator_of_transevolve_has_the_published_size():
+    """The release initialises content and time of a side as one square matrix; its scores deviate by about 0.73."""
+    torch.manual_seed(0)
+    config = preset("transevolve-full-1", "seq2seq", vocab_size=400, hidden_size=512, num_attention_heads=8)
+    model = SplitstepModel(config).eval()
+    condition = next(module for module in model.encoder.modules() if isinstance(module, PublishedCondition))
+    seen = []
+    condition.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    with torch.no_grad():
+        model.encoder(torch.randint(3, 400, (4, 40)))
+        queries, keys = (side(seen[0]).unflatten(-1, (8, -1)) for side in (condition.query, condition.key))
+        scores = torch.einsum("bihc,bjhc->bhij", queries, keys) / keys.shape[-1] ** 0.5
+    assert float(scores.std()) == pytest.approx(0.73, abs=0.06)
+    for weight in (condition.query.weight, condition.query_time, condition.key_time):
+        assert float(weight.detach().std()) == pytest.approx(1024**-0.5, rel=0.02)

@@ -6,7 +6,7 @@ import torch
 from splitstep import SplitstepForSequencePairClassification, preset
 from splitstep.models.configuration import COMPARISONS
 from splitstep.models.heads import FEATURES
-from splitstep.tasks.base import IGNORED
+from splitstep.models.labels import IGNORED
 
 SIZES = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 40, "num_hidden_layers": 2}
 SIZES |= {"vocab_size": 50, "max_position_embeddings": 16, "num_labels": 3, "pad_token_id": 0}

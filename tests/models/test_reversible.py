@@ -141,9 +141,15 @@ def test_in_half_precision_the_way_back_is_in_half_precision():
     model = build(num_hidden_layers=4).train()
     ids = torch.randint(3, 50, (3, 9))
     _, expected = gradients(model, ids)
+    first = next(module for module in model.model.modules() if type(module).__name__ == "FeedForward")
+    precisions = []
+    first.register_forward_hook(lambda module, inputs, output: precisions.append(output.dtype))
+    model.zero_grad()
     with torch.autocast("cpu", torch.bfloat16):
-        _, found = gradients(model, ids)
-    _agree(found, expected, relative=0.1)
+        loss = model(input_ids=ids, labels=ids).loss
+    loss.backward()  # outside, as a Trainer does
+    assert precisions == [torch.bfloat16] * 4  # there and back, both ways
+    _agree({name: p.grad for name, p in model.named_parameters()}, expected, relative=0.1)
 
 
 @pytest.mark.parametrize(

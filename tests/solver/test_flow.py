@@ -5,7 +5,7 @@ import pytest
 import torch
 import torchdiffeq
 
-from splitstep.solver.errors import UserError
+from splitstep.solver.errors import RunError, UserError
 from splitstep.solver.flow import BudgetError, Equation, integrate
 from splitstep.solver.schedules import Schedule
 from splitstep.solver.schemes import Tolerance, scheme
@@ -95,6 +95,7 @@ def test_the_budget_of_evaluations_ends_in_a_clear_error():
     stiff = lambda x, t: -5000 * x * (1 + x**2)  # noqa: E731
     with pytest.raises(BudgetError, match=r"dopri5 spent its 50 evaluations at t = .* raise max_evaluations"):
         solve(stiff, torch.ones(1, 1, 1), integrator="dopri5", tolerance=Tolerance(max_evaluations=50))
+    assert issubclass(BudgetError, RunError)  # which the command line says in a line
 
 
 def test_adaptive_steps_without_torchdiffeq_name_the_extra(monkeypatch):
@@ -104,8 +105,10 @@ def test_adaptive_steps_without_torchdiffeq_name_the_extra(monkeypatch):
 
 
 def test_a_wrong_tolerance_is_refused():
-    with pytest.raises(UserError, match="rtol must be positive, got -1"):
+    with pytest.raises(UserError, match="rtol must be positive and finite, got -1"):
         Tolerance(rtol=-1)
+    with pytest.raises(UserError, match="atol must be positive and finite, got nan"):
+        Tolerance(atol=float("nan"))
 
 
 def test_the_residual_lives_in_the_integrator_alone():

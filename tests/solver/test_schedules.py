@@ -42,6 +42,7 @@ def test_segments_begin_and_end_together():
         ({"steps_per_layer": 0}, "steps_per_layer must be at least 1"),
         ({"step_size": 0.0}, "step_size must be positive"),
         ({"step_size": float("nan")}, "step_size must be positive"),
+        ({"step_size": float("inf")}, "step_size must be positive and finite"),
         ({"drop_path": 1.0}, "drop_path must lie in"),
     ],
 )

@@ -79,6 +79,18 @@ def test_a_composition_merges_neighbours():
     assert halves.order == 2
 
 
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "1/2 interaction + convection, 1/2 convection + interaction",
+        "1/3 interaction, 2/3 interaction",
+        "1/2 convection, 1 interaction, -1 interaction, -1/2 convection, 1 interaction + convection",
+    ],
+)
+def test_what_is_split_in_time_alone_is_exact(sentence):
+    assert splitting(sentence).order == inf
+
+
 def test_a_splitting_reads_as_written():
     for entries in SPLITTINGS.values():
         for entry in entries.values():

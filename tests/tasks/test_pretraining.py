@@ -5,9 +5,9 @@ import pytest
 import torch
 from tests import corpora
 
+from splitstep.models.labels import IGNORED
 from splitstep.recipe import recipe
 from splitstep.solver.errors import UserError
-from splitstep.tasks.base import IGNORED
 from splitstep.tasks.prediction import Predictor
 from splitstep.tasks.pretraining import FOLLOWS, PreTraining
 from splitstep.training.ready import build, configuration

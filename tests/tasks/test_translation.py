@@ -7,9 +7,9 @@ import torch
 from sacremoses import MosesTokenizer
 from tests import corpora
 
+from splitstep.models.labels import IGNORED
 from splitstep.recipe import recipe
 from splitstep.solver.errors import UserError
-from splitstep.tasks.base import IGNORED
 from splitstep.tasks.prediction import Predictor
 from splitstep.tasks.translation import Translation
 from splitstep.training.engine import train

@@ -271,15 +271,19 @@ def test_a_path_may_have_any_name(tmp_path, name):
     goes_on(tmp_path, asked, whole, tmp_path / name / "run")
 
 
-SHARED = [(task, "transformer") for task in TASKS] + [("language", "macaron"), ("translation", "transevolve-full-1")]
+SHARED = [(task, {"preset": "transformer"}) for task in TASKS] + [
+    ("language", {"preset": "macaron"}),
+    ("translation", {"preset": "transevolve-full-1"}),
+    ("images", {"preset": "parallel", "patch_size": 4}),  # of 65 particles, more than they have entries
+]
 
 
-@pytest.mark.parametrize(("task", "preset"), SHARED)
-def test_one_process_two_processes_and_shards_learn_the_same(tmp_path, task, preset):
+@pytest.mark.parametrize(("task", "model"), SHARED)
+def test_one_process_two_processes_and_shards_learn_the_same(tmp_path, task, model):
     """Updates of seven examples do not divide evenly, and a token budget seldom does."""
     size = {} if task == "translation" else {"batch_size": 7}
     settings = {"threads": 1, "log_every": 1, "micro_batches": 2, **size}
-    tables = TASKS[task](tmp_path / "data", training=settings, model={"preset": preset, "dropout": 0.0})
+    tables = TASKS[task](tmp_path / "data", training=settings, model={**model, "dropout": 0.0})
     one = undisturbed(tmp_path, words(tables, tmp_path))
     for sharding in ("none", "fsdp"):
         shared = corpora.merged(tables, {"training": {**settings, "sharding": sharding}})

@@ -83,10 +83,11 @@ def test_nag_is_torch_s_nesterov(momentum):
     assert not torch.allclose(ours, plain, atol=1e-3)
 
 
-def test_muon_moves_the_matrices_of_layers_and_adamw_all_else():
+@pytest.mark.parametrize(("feed_forward", "matrices"), [("full", 4 + 4), ("random", 4), ("rotated", 4)])
+def test_muon_moves_the_matrices_of_layers_and_adamw_all_else(feed_forward, matrices):
     torch.manual_seed(0)
     sizes = {"vocab_size": 20, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
-    model = SplitstepModel(preset("macaron", **sizes, num_hidden_layers=2))
+    model = SplitstepModel(preset("macaron", **sizes, num_hidden_layers=2, feed_forward=feed_forward))
     tokens = torch.randint(20, (3, 5))
     settings = Training(updates=1, batch_size=1, learning_rate=0.01, weight_decay=0.1, optimizer="muon")
 
@@ -101,7 +102,7 @@ def test_muon_moves_the_matrices_of_layers_and_adamw_all_else():
         return dict(moving.named_parameters())
 
     def apart(moving):
-        inner = [p for p in moving.encoder.stack.parameters() if p.ndim == 2]
+        inner = [m.weight for m in moving.encoder.stack.modules() if isinstance(m, torch.nn.Linear)]
         rest = [p for p in moving.parameters() if all(p is not q for q in inner)]
         return (
             torch.optim.Muon(inner, lr=0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
@@ -109,7 +110,7 @@ def test_muon_moves_the_matrices_of_layers_and_adamw_all_else():
         )
 
     ours, theirs = trained(lambda moving: [optimizer(moving, settings)]), trained(apart)
-    assert sum(p.ndim == 2 for p in model.encoder.stack.parameters()) == 2 * (4 + 4)
+    assert sum(p.ndim == 2 for p in model.encoder.stack.parameters()) == 2 * matrices
     for name, parameter in ours.items():
         torch.testing.assert_close(parameter, theirs[name], msg=name)
 

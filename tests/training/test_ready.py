@@ -167,6 +167,12 @@ def test_training_that_a_model_cannot_have_is_refused(tmp_path, model, training)
     refused(tables, tmp_path, f"training.{next(iter(training))}")
 
 
+def test_steps_of_its_own_choice_are_not_sharded(tmp_path):
+    sections = {"model": {"integrator": "dopri5"}, "training": {"sharding": "fsdp"}}
+    tables = corpora.merged(TASKS["text-classification"](tmp_path / "data"), sections)
+    refused(tables, tmp_path, "training.sharding: with integrator 'dopri5' every process chooses steps of its own")
+
+
 @pytest.mark.parametrize(
     ("metrics", "complaint"), [(["f1_binary"], "for two labels, and there are 4"), (["f1", "f1_binary"], "by one name")]
 )

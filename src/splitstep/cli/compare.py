@@ -7,7 +7,7 @@ import typer
 
 from splitstep.cli.app import app
 from splitstep.cli.output import Json, print_json, print_table
-from splitstep.cli.run import RecipeName, Settings, folder_name
+from splitstep.cli.run import Fresh, RecipeName, Settings, chosen_folder, folder_name
 from splitstep.solver.errors import UserError
 from splitstep.tables import packaged, read
 
@@ -29,6 +29,7 @@ def compare(
     match: Annotated[str, typer.Option(help="What is made equal: parameters, flops, seconds or none.")] = "none",
     jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 1,
     out: Annotated[Path | None, typer.Option(help="The folder; comparisons/RECIPE without it.")] = None,
+    fresh: Fresh = False,
     as_json: Json = False,
 ) -> None:
     """Train several schemes on equal terms and say which is better, by how much, and how sure that is.
@@ -45,7 +46,7 @@ def compare(
     if len(runs) > 1:
         keys = ", ".join(read(name)["grid"])
         raise UserError(f"{name} has a grid over {keys}; compare takes one value of each (KEY=VALUE), and --schemes")
-    folder = out or Path("comparisons") / folder_name(name, settings or [])
+    folder = chosen_folder(out or Path("comparisons") / folder_name(name, settings or []), fresh=fresh)
 
     from splitstep.compare.experiment import Experiment
     from splitstep.compare.experiment import compare as compared

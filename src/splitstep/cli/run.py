@@ -1,6 +1,7 @@
 """Commands that make and measure models: check, train, evaluate."""
 
 import hashlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,9 @@ RecipeName = Annotated[
 Settings = Annotated[
     list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE ...]", help="Settings over those of the recipe.")
 ]
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Start anew, in a folder beside the one there is; go on with it by --out.")
+]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
 
 
@@ -34,12 +38,9 @@ def check(name: RecipeName, settings: Settings = None, as_json: Json = False) ->
     Example: splitstep check laptop/multi30k-en-de
     """
     from splitstep.recipe import load
+    from splitstep.training.trials import check as checked
 
-    rows = []
-    for label, recipe in load(name, settings or []):
-        from splitstep.training.trials import check as checked
-
-        rows.append({"run": label or name} | checked(recipe))
+    rows = [{"run": label or name} | checked(recipe) for label, recipe in load(name, settings or [])]
     if as_json:
         print_json(rows if len(rows) > 1 else rows[0])
         return
@@ -55,7 +56,8 @@ def train(
         Path | None,
         typer.Option(help="The run folder; without it runs/RECIPE, or runs/RECIPE+KEY=VALUE,... under other settings."),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew, in a folder beside the one there is.")] = False,
+    fresh: Fresh = False,
+    as_json: Json = False,
 ) -> None:
     """Train a recipe, or go on where it was interrupted.
 
@@ -68,24 +70,28 @@ def train(
     from splitstep.recipe import load
 
     runs = load(name, settings or [])
-    base = out or Path("runs") / folder_name(name, settings or [])
-    if fresh:
-        base = _beside(base)
+    base = chosen_folder(out or Path("runs") / folder_name(name, settings or []), fresh=fresh)
 
     for _, recipe in runs:  # before seconds of imports: are the data there?
         _ = task_class(recipe.task)(recipe.data, recipe.evaluation).fingerprint
 
     from splitstep.training.engine import train as trained
+    from splitstep.training.processes import rank
     from splitstep.training.ready import all_ready
 
     if len(runs) > 1:
         all_ready(recipe for _, recipe in runs)
+    found = []
     for label, recipe in runs:
         folder = base / label if label else base
         outcome = trained(recipe, folder, name=label)
         if outcome.code:
             raise typer.Exit(outcome.code)
-        _print_results(folder, outcome.results or {})
+        found.append({"run": str(folder)} | (outcome.results or {}))
+        if rank() == 0 and not as_json:
+            _print_results(folder, outcome.results or {})
+    if rank() == 0 and as_json:
+        print_json(found if len(found) > 1 else found[0])
 
 
 @app.command()
@@ -139,11 +145,16 @@ def folder_name(name: str, settings: list[str]) -> str:
     return f"{stem}+{suffix}"
 
 
-def _beside(folder: Path) -> Path:
+def chosen_folder(folder: Path, *, fresh: bool) -> Path:
+    """The folder, or one beside it where it is taken and a fresh one is asked for."""
+    if not fresh or not folder.exists():
+        return folder
+    if "RANK" in os.environ:
+        raise UserError("--fresh: processes of torchrun cannot agree on a new folder; name one with --out")
     number = 2
     while (other := folder.with_name(f"{folder.name}-{number}")).exists():
         number += 1
-    return other if folder.exists() else folder
+    return other
 
 
 def _print_results(folder: Path, results: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from splitstep.compare.schemes import Contestant
+from splitstep.tables import read_json
 from splitstep.training.checkpoints import write_atomically
 from splitstep.training.progress import Say
 from splitstep.training.run import Run
@@ -24,7 +25,7 @@ def in_turns(experiment: "Experiment", rivals: list[Contestant], *, say: Say) ->
     hard to compare. A scheme without a finished run has no costs, and one whose weights were not kept no new latency.
     """
     path = experiment.folder / "costs.json"
-    found: Costs = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    found: Costs = read_json(path) if path.is_file() else {}
     finished = {rival.scheme.name: runs for rival in rivals if (runs := _finished(experiment, rival))}
     measured = {
         PACE: ([rival for rival in rivals if rival.scheme.name in finished], _paces),

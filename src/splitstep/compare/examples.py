@@ -1,13 +1,13 @@
 """What each test example adds to the metric of a run: all that a test of significance needs, and none of the data."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from splitstep.compare.measures import MEASURES, Array, measure_name, measure_settings
 from splitstep.solver.errors import UserError
+from splitstep.tables import read_json, read_json_lines
 from splitstep.tasks.base import Task
 from splitstep.training.checkpoints import write_atomically
 from splitstep.training.run import Run
@@ -18,9 +18,7 @@ NAME = "examples.json"
 def predictions(run: Run, task: Task) -> list[dict[str, Any]] | None:
     """What a run did with each example; None where only the sums of it were kept."""
     path = run.folder / f"predictions-{task.measured_split}.jsonl"
-    if not path.is_file():
-        return None
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return read_json_lines(path) if path.is_file() else None
 
 
 def keep(run: Run, task: Task) -> None:
@@ -39,16 +37,9 @@ def statistics(run: Run, task: Task) -> Array:
     path = run.folder / NAME
     if not path.is_file():
         raise UserError(f"{run.folder} has neither predictions nor {NAME}, which a test of significance needs")
-    kept = _read(path)
+    kept = read_json(path)
     asked = {"measure": measure_name(task), "settings": measure_settings(task)}
     for key, value in asked.items():
         if kept.get(key) != json.loads(json.dumps(value)):
             raise UserError(f"{path} is of the {key} {kept.get(key)!r}, and the comparison needs {value!r}")
     return np.asarray(kept["examples"], dtype=np.float64)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is no JSON, or damaged ({error})") from None

@@ -14,7 +14,7 @@ from splitstep.compare.measures import measure_name
 from splitstep.compare.schemes import Contestant, Scheme, contestants
 from splitstep.recipe import HOW_IT_IS_DONE, Recipe, recipe
 from splitstep.solver.errors import RunError, UserError
-from splitstep.tables import differences, with_setting
+from splitstep.tables import differences, read_json, with_setting
 from splitstep.training.checkpoints import write_atomically
 from splitstep.training.progress import Say
 from splitstep.training.run import Run
@@ -57,13 +57,22 @@ class Experiment:
         """Seconds of an update of each scheme where time is made equal: measured once, when the comparison begins."""
         if self.match != "seconds":
             return None
-        if self.file.is_file() and "pace" in (before := json.loads(self.file.read_text())):
+        if (before := self._before()) and "pace" in before:
             return before["pace"]
         from splitstep.training.trials import paces
 
         plain = contestants(self.recipe, self.names, "none")
         measured = paces([one.recipe for one in plain], threads=self.threads)
         return dict(zip((one.scheme.name for one in plain), measured, strict=True))
+
+    def _before(self) -> dict[str, Any]:
+        """What the folder says of the comparison it holds; nothing where it holds none."""
+        if not self.file.is_file():
+            return {}
+        before = read_json(self.file)
+        if not {"comparison", "recipe"} <= before.keys():
+            raise UserError(f"{self.file} does not say what was compared")
+        return before
 
     @property
     def threads(self) -> int | None:
@@ -79,8 +88,7 @@ class Experiment:
 
     def check(self) -> None:
         """See that the folder is this comparison's, or nobody's."""
-        if self.file.is_file():
-            before = json.loads(self.file.read_text())
+        if before := self._before():
             # Keys that are newer than the comparison have their defaults.
             began = {"comparison": before["comparison"], "recipe": recipe(before["recipe"]).settings()}
             changed = differences(*(json.loads(json.dumps(whole)) for whole in (began, self.setup())))
@@ -132,12 +140,14 @@ def compare(experiment: Experiment, *, say: Say) -> dict[str, Any]:
     rivals = contestants(experiment.recipe, experiment.names, experiment.match, pace=pace)
     all_ready((rival.recipe for rival in rivals), say)
     experiment.begin(pace)
-    for rival in rivals:
-        changed = ", ".join(f"{key} = {value}" for key, value in rival.adjusted.items())
-        say(f"{rival.scheme.name}: {rival.parameters.total:,} parameters{f'; adjusted: {changed}' if changed else ''}")
     jobs = experiment.all_runs(rivals)
     data = origin(task)
     left = [job for job in jobs if not job.finished(data)]
+    if not left:
+        say(f"{experiment.folder} is finished: {len(jobs)} runs; nothing to train")
+    for rival in rivals if left else []:
+        changed = ", ".join(f"{key} = {value}" for key, value in rival.adjusted.items())
+        say(f"{rival.scheme.name}: {rival.parameters.total:,} parameters{f'; adjusted: {changed}' if changed else ''}")
     before = [job for job in jobs if job not in left]
     for job in before:
         examples.keep(Run(job.folder), task)

@@ -5,7 +5,7 @@ trained with.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from splitstep.solver.errors import lookup
 
 LEVEL = 0.05  # below which a difference is called significant
 TRIALS = 2000
+NUMBERS = 2**24  # of trials and examples that are in memory together
 
 
 @dataclass(frozen=True)
@@ -51,20 +52,33 @@ def difference(metric: str, scheme: Sequence[Array], baseline: Sequence[Array], 
 def _bootstrap(of_sums: Callable[[Array], float], pairs: list[tuple[Array, Array]], rng: np.random.Generator) -> Array:
     """The difference of each seed (columns) on test sets drawn anew from the examples (rows)."""
     count = len(pairs[0][0])
-    chosen = rng.multinomial(count, np.full(count, 1 / count), size=TRIALS).astype(np.float64)
-    columns = [
-        [of_sums(a) - of_sums(b) for a, b in zip(chosen @ ours, chosen @ theirs, strict=True)] for ours, theirs in pairs
-    ]
-    return np.asarray(columns).T
+    rows = []
+    for trials in _blocks(count):
+        chosen = rng.multinomial(count, np.full(count, 1 / count), size=trials).astype(np.float64)
+        columns = [
+            [of_sums(a) - of_sums(b) for a, b in zip(chosen @ ours, chosen @ theirs, strict=True)]
+            for ours, theirs in pairs
+        ]
+        rows.append(np.asarray(columns).T)
+    return np.concatenate(rows)
+
+
+def _blocks(count: int) -> Iterator[int]:
+    """How many trials are drawn at a time, so that their choices among so many examples stay small."""
+    most = max(NUMBERS // count, 1)
+    for done in range(0, TRIALS, most):
+        yield min(most, TRIALS - done)
 
 
 def _randomization(of_sums: Callable[[Array], float], ours: Array, theirs: Array, rng: np.random.Generator) -> float:
     """How often systems that swap their answers at random differ as much; McNemar's question, for accuracy."""
     seen = abs(of_sums(ours.sum(0)) - of_sums(theirs.sum(0)))
-    swap = rng.integers(2, size=(TRIALS, len(ours))).astype(np.float64)
-    mixed = swap @ ours + (1 - swap) @ theirs, (1 - swap) @ ours + swap @ theirs
-    shuffled = np.asarray([abs(of_sums(a) - of_sums(b)) for a, b in zip(*mixed, strict=True)])
-    return float((np.sum(shuffled >= seen - 1e-12) + 1) / (TRIALS + 1))
+    as_much = 0
+    for trials in _blocks(len(ours)):
+        swap = rng.integers(2, size=(trials, len(ours))).astype(np.float64)
+        mixed = swap @ ours + (1 - swap) @ theirs, (1 - swap) @ ours + swap @ theirs
+        as_much += sum(abs(of_sums(a) - of_sums(b)) >= seen - 1e-12 for a, b in zip(*mixed, strict=True))
+    return float((as_much + 1) / (TRIALS + 1))
 
 
 def _over_seeds(values: Array, drawn: Array, tested: int) -> Difference:

@@ -15,7 +15,7 @@ from splitstep.compare.measures import Array, measure_name
 from splitstep.compare.schemes import Contestant
 from splitstep.compare.statistics import LEVEL, Difference, corrected, difference
 from splitstep.recipe import Recipe
-from splitstep.reports.published import beside, spread, whole_settings
+from splitstep.reports.published import UNTESTED, beside, spread, whole_settings
 from splitstep.tasks.base import METRICS, Task
 from splitstep.tasks.bleu import bleu
 from splitstep.training.run import Run
@@ -50,7 +50,7 @@ def summary(experiment: "Experiment", rivals: list[Contestant], task: Task, cost
         ),
         "level": LEVEL,
         "pairs": len(found) // 2,
-        "schemes": [entry.row() | found.get((entry.name, base.name), {}) for entry in entries.values()],
+        "schemes": [entry.row() | found.get((entry.name, base.name), UNTESTED) for entry in entries.values()],
         "claims": [
             _answered(claim, entries, found[claim.scheme, claim.other])
             for claim in claims

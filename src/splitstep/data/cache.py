@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-LAYOUT = 3  # of the cached files; a new layout is another cache
+LAYOUT = 4  # of the cached files; a new layout is another cache
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,9 @@ def cached(made_from: dict[str, Any], build: Callable[[Path], Iterable[str] | No
     with _alone(folder):
         if folder.is_dir():  # another process was quicker
             return folder
-        unfinished = Path(tempfile.mkdtemp(prefix="unfinished-", dir=folder.parent))
+        unfinished = folder.with_suffix(".unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
+        unfinished.mkdir()
         try:
             (unfinished / "notes.json").write_text(json.dumps([*(build(unfinished) or ())]))
             (unfinished / "made_from.json").write_text(json.dumps(made_from, indent=2))

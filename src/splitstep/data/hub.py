@@ -30,6 +30,7 @@ class Source:
 
     repository: str
     write: Callable[[str, Path], None]
+    note: str = ""  # what it has other than the published files
 
 
 def fetched(name: str, say: Callable[[str], None]) -> Path:
@@ -49,7 +50,10 @@ def fetched(name: str, say: Callable[[str], None]) -> Path:
                 "data.root or SPLITSTEP_DATA may name a folder with the published files instead"
             ) from None
 
-    return cached({"hub": source.repository, "folder": name, "layout": LAYOUT}, fetch)
+    folder = cached({"hub": source.repository, "folder": name, "layout": LAYOUT}, fetch)
+    if source.note:
+        say(f"{source.repository}: {source.note}")
+    return folder
 
 
 def _split(repository: str, split: str, config: str | None = None) -> "Dataset":
@@ -72,7 +76,6 @@ def _write_lines(path: Path, lines: Iterator[str]) -> None:
 
 
 def _ag_news(repository: str, folder: Path) -> None:
-    """The hub has title and description as one text, which becomes the description."""
     for name in SPLITS:
         rows = _split(repository, name)
         _write_lines(folder / "classes.txt", iter(rows.features["label"].names))
@@ -82,7 +85,6 @@ def _ag_news(repository: str, folder: Path) -> None:
 
 
 def _imdb(repository: str, folder: Path) -> None:
-    """The hub does not tell how many stars a review gave: 0 stands in its name."""
     with tarfile.open(folder / "aclImdb.tar", "w") as archive:
         for name in SPLITS:
             rows = _split(repository, name)
@@ -169,7 +171,9 @@ def _mnist(repository: str, folder: Path) -> None:
 
 # A new data set of the hub is one entry, under the name of its folder.
 SOURCES: dict[str, Source] = {
-    "ag_news_csv": Source("fancyzhx/ag_news", _ag_news),
+    "ag_news_csv": Source(
+        "fancyzhx/ag_news", _ag_news, "title and description are one text there, which is taken for the description"
+    ),
     "bert_vocab": Source("google-bert/bert-base-uncased", _vocabulary),
     "cifar-10-batches-bin": Source(
         "uoft-cs/cifar10",
@@ -189,7 +193,7 @@ SOURCES: dict[str, Source] = {
         ),
     ),
     "glue": Source("nyu-mll/glue", _glue),
-    "imdb": Source("stanfordnlp/imdb", _imdb),
+    "imdb": Source("stanfordnlp/imdb", _imdb, "how many stars a review gave is not told there"),
     "mnist": Source("ylecun/mnist", _mnist),
     "multi30k": Source("bentrevett/multi30k", _multi30k),
     "wikitext-103": Source("Salesforce/wikitext", partial(_wikitext, config="wikitext-103-v1")),

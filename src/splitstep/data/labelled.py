@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from splitstep.data import images, imdb, listops
 from splitstep.data.archives import npz_arrays
 from splitstep.data.files import STRICT, BadRowError, Reading, find, fingerprint_of, lines, placed_lines
+from splitstep.models.labels import IGNORED
 from splitstep.solver.errors import UserError, unknown
 
 Record = tuple[str, Any]  # where it stands, and what stands there or what is wrong with it
@@ -123,6 +124,8 @@ def _flaw_of_number(label: str, low: float, high: float) -> str | None:
         value = math.nan
     if not math.isfinite(value):
         return f"the label {label!r} is no number"
+    if value == IGNORED:
+        return f"the label {label} marks what no loss counts; shift or scale the labels"
     return None if low <= value <= high else f"the label {label} does not lie between {low:g} and {high:g}"
 
 

@@ -1,6 +1,6 @@
 """Data that come with installed packages, for a first experiment without any download.
 
-Names, dates and units in English and German from the CLDR inside Babel; Python's own language reference. Each is one
+Names, dates and units in two languages from the CLDR inside Babel; Python's own language reference. Each is one
 set, of which every tenth entry is for validation and every tenth for testing.
 """
 
@@ -33,7 +33,7 @@ def _all_pairs(languages: tuple[str, str]) -> Iterator[tuple[str, str]]:
     from babel.units import format_unit
 
     rng = random.Random(0)
-    first, second = (Locale(language) for language in languages)
+    first, second = (Locale.parse(language) for language in languages)
     for kind in ("territories", "languages", "scripts", "currencies"):
         names, others = getattr(first, kind), getattr(second, kind)
         yield from ((names[code], others[code]) for code in sorted(names) if code in others)
@@ -54,12 +54,14 @@ def _all_pairs(languages: tuple[str, str]) -> Iterator[tuple[str, str]]:
         yield format_unit(amount, unit, locale=first), format_unit(amount, unit, locale=second)
 
 
-def cldr_files() -> list[Path]:
+def cldr_files(languages: tuple[str, str]) -> tuple[Path, Path]:
     """What the pairs are made from."""
     import babel
 
     folder = Path(babel.__file__).parent / "locale-data"
-    return [folder / "en.dat", folder / "de.dat"]
+    known = {path.stem: path for path in folder.glob("*.dat")}
+    first, second = (lookup("language of the CLDR", language, known) for language in languages)
+    return first, second
 
 
 def python_reference(part: str) -> Iterator[str]:

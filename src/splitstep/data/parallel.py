@@ -43,20 +43,28 @@ def line_pairs(folder: Path, pattern: str, languages: Pair, reading: Reading = S
 
 
 _SEGMENT = re.compile(r"<seg[^>]*>(.*?)</seg>")
+_ABOUT = re.compile(r"<(title|description)>(.*?)</\1>")
 
 
 def iwslt_pairs(folder: Path, pattern: str, languages: Pair, reading: Reading = STRICT) -> Iterator[Pair]:
-    """Talks as WIT3 publishes them: `train.tags.de-en.{language}` between lines of tags, or `....{language}.xml`."""
+    """Talks as WIT3 publishes them: `train.tags.de-en.{language}` between lines of tags, or `....{language}.xml`.
+
+    Of the tags of the former, titles and descriptions are sentences too, as in fairseq's preparation.
+    """
     files = _two_files(folder, pattern, languages)
     return reading.good(_aligned((_spoken(files[0]), _spoken(files[1])), files), pattern)
 
 
 def _spoken(path: Path) -> Iterator[Placed]:
+    segments = ".xml" in path.suffixes
     for place, line in placed_lines(path):
         if isinstance(line, BadRowError):
             yield place, line
-        elif (segment := _SEGMENT.search(line)) is not None:
-            yield place, unescape(segment[1]).strip()
+        elif segments:
+            if (segment := _SEGMENT.search(line)) is not None:
+                yield place, unescape(segment[1]).strip()
+        elif (about := _ABOUT.search(line)) is not None:
+            yield place, about[2].strip()
         elif not line.lstrip().startswith("<"):
             yield place, line.strip()
 
@@ -99,7 +107,7 @@ FORMATS = {
     "tsv": Format(tab_pairs, _tab_file),
     "cldr": Format(
         lambda folder, part, languages, reading: cldr_pairs(languages, part),
-        lambda folder, part, languages: tuple(cldr_files()),
+        lambda folder, part, languages: cldr_files(languages),
         packaged=True,
     ),
 }

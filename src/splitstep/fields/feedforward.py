@@ -168,20 +168,23 @@ class RotatedFeedForward(nn.Module):
                 "outwards": Rotations(self.blocks, self.block),
             }
         )
-        inner = (self.blocks, self.copies * self.block)
-        self.up_scales = nn.Parameter(torch.empty(inner))
-        self.up_biases = nn.Parameter(torch.empty(inner))
-        self.down_scales = nn.Parameter(torch.empty(inner))
+        # Vectors, for which optimizers and decay take them; in use they have the shape of the blocks.
+        self.up_scales = nn.Parameter(torch.empty(width))
+        self.up_biases = nn.Parameter(torch.empty(width))
+        self.down_scales = nn.Parameter(torch.empty(width))
         self.down_bias = nn.Parameter(torch.empty(hidden_size))
 
     def forward(self, z: Float[Tensor, "batch particles dim"], at: Evaluation) -> Tensor:
         """The drift of each particle at the depth of this evaluation."""
         turn = {name: rotations(at.depth + 1.0) for name, rotations in self.rotations.items()}
         # blocks x (copies and entries) x entries; the way down is used mirrored
-        up = turn["up"].mT.unflatten(0, (self.blocks, self.copies)).flatten(1, 2) * self.up_scales.unsqueeze(-1)
-        down = turn["down"].unflatten(0, (self.blocks, self.copies)).flatten(1, 2) * self.down_scales.unsqueeze(-1)
+        up_scales, up_biases, down_scales = (
+            vector.view(self.blocks, -1, 1) for vector in (self.up_scales, self.up_biases, self.down_scales)
+        )
+        up = turn["up"].mT.unflatten(0, (self.blocks, self.copies)).flatten(1, 2) * up_scales
+        down = turn["down"].unflatten(0, (self.blocks, self.copies)).flatten(1, 2) * down_scales
         inwards, up, down, outwards = (m.to(z.dtype) for m in (turn["inwards"], up, down, turn["outwards"]))
-        biases = self.up_biases.unsqueeze(-1).to(z.dtype)
+        biases = up_biases.to(z.dtype)
 
         def drift(part: Tensor) -> Tensor:
             blocks = part.T.unflatten(0, (self.blocks, self.block))

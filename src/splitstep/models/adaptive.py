@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, embedding, linear
 
 from splitstep.models.configuration import Band, SplitstepConfig
-from splitstep.models.losses import IGNORED, chunked_token_loss, items, precise, token_losses
+from splitstep.models.labels import IGNORED
+from splitstep.models.losses import chunked_token_loss, items, precise, token_losses
 
 
 class AdaptiveInput(nn.Module):

@@ -165,6 +165,13 @@ class SplitstepPreTrainedModel(PreTrainedModel):
             for projection in (module.q_proj, module.k_proj, module.v_proj):
                 init.xavier_uniform_(projection.weight, gain=2**-0.5)
                 projection.weight._is_hf_initialized = True  # type: ignore[attr-defined]
+        elif isinstance(module, PublishedCondition) and xavier:
+            # Content and time of a side are initialised as one square matrix.
+            limit = (3 / module.query.out_features) ** 0.5
+            for weight in (module.query.weight, module.key.weight, module.query_time, module.key_time):
+                if weight is not None:
+                    init.uniform_(weight, -limit, limit)
+                    weight._is_hf_initialized = True  # type: ignore[attr-defined]
         elif isinstance(module, FeedForward) and kaiming:
             # Behind an activation, which loses half of the variance.
             init.kaiming_normal_(module.down_proj.weight, nonlinearity="relu")

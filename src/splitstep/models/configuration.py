@@ -4,6 +4,7 @@ import copy
 from collections.abc import Iterable
 from dataclasses import fields
 from itertools import pairwise
+from math import inf
 from types import NoneType, UnionType
 from typing import Any, ClassVar, NamedTuple, get_args, get_origin
 
@@ -193,6 +194,9 @@ class SplitstepConfig(PreTrainedConfig):
         kwargs.pop("auto_map", None)  # code in a model's folder is never run
         self.check_names(kwargs)
         kwargs.pop("model_type", None)
+        labels = kwargs.get("num_labels", 1)
+        if labels is not None and (type(labels) is not int or labels < 1):
+            raise UserError(f"num_labels must be a whole number of at least 1, got {labels!r}")
         self._check_types()
         self.is_encoder_decoder = self.kind == "seq2seq"
         super().__post_init__(**kwargs)
@@ -211,7 +215,8 @@ class SplitstepConfig(PreTrainedConfig):
                 raise UserError(f"{field.name} must be {names}, got {value!r}")
 
     def check(self) -> None:
-        """Refuse names that are in no table, sizes that do not fit, and combinations that cannot be."""
+        """Refuse wrong types, names that are in no table, sizes that do not fit, and combinations that cannot be."""
+        self._check_types()
         for name, table in _NAMED.items():
             lookup(name, getattr(self, name), table)
         for name, other, value in _ACTS_WITH:
@@ -219,9 +224,10 @@ class SplitstepConfig(PreTrainedConfig):
                 raise UserError(f"{name} is for {other} {value!r}, not {getattr(self, other)!r}")
         if self._attn_implementation is not None:
             lookup("attn_implementation", self._attn_implementation, KERNELS)
-        for name in _SIZES:
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value < inf:
+                raise UserError(f"{name} must be at least {least}, got {value}")
         for name in _RATES:
             if not 0 <= (getattr(self, name) or 0) < 1:
                 raise UserError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
@@ -441,17 +447,24 @@ _RATES = (
     "classifier_dropout",
     "adaptive_dropout",
 )
-_SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "num_attention_heads",
-    "intermediate_size",
-    "max_position_embeddings",
-    "image_size",
-    "patch_size",
-    "num_channels",
-    "adaptive_factor",
-)
+_LEAST = {
+    "vocab_size": 1,
+    "hidden_size": 1,
+    "num_hidden_layers": 1,
+    "num_decoder_layers": 1,
+    "num_attention_heads": 1,
+    "intermediate_size": 1,
+    "max_position_embeddings": 1,
+    "image_size": 1,
+    "patch_size": 1,
+    "num_channels": 1,
+    "adaptive_factor": 1,
+    "type_vocab_size": 0,
+    "position_offset": 0,
+    "layer_norm_eps": 0.0,
+    "initializer_range": 0.0,
+    "ponder_weight": 0.0,
+}
 
 
 def _is(value: Any, kind: Any) -> bool:

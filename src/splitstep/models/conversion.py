@@ -3,6 +3,7 @@
 Weights are copied; the logits of the converted model are those of the original. `{i}` is the number of a layer.
 """
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -54,7 +55,7 @@ def convert(model: PreTrainedModel) -> SplitstepPreTrainedModel:
     _refuse_left_over(source, tensors.values(), conversion.unused, whose=whose)
     copy_weights(ours, tensors, whose=whose)
     if model.can_generate():
-        ours.generation_config = model.generation_config
+        ours.generation_config = copy.deepcopy(model.generation_config)
     return ours.train(model.training)
 
 
@@ -149,7 +150,8 @@ def _vit(config: Any) -> dict[str, Any]:
         "image_size": config.image_size,
         "patch_size": config.patch_size,
         "num_channels": config.num_channels,
-        "num_labels": config.num_labels,
+        "id2label": dict(config.id2label),
+        "label2id": dict(config.label2id),
         "dropout": config.hidden_dropout_prob,
         "attention_dropout": config.attention_probs_dropout_prob,
     }
@@ -166,6 +168,7 @@ def _gpt2(config: Any) -> dict[str, Any]:
         "layer_norm_eps": config.layer_norm_epsilon,
         "hidden_act": lookup("activation", config.activation_function, ACTIVATIONS),
         "dropout": config.resid_pdrop,
+        "embedding_dropout": config.embd_pdrop,
         "attention_dropout": config.attn_pdrop,
         "bos_token_id": config.bos_token_id,
         "eos_token_id": config.eos_token_id,

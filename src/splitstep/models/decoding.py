@@ -52,15 +52,16 @@ def beam_search(
     num_return: int = 1,
     length_penalty: float = 1.0,
     normalization: str = "length",
+    early_stopping: bool = False,
     max_new_tokens: int | Sequence[int],
 ) -> list[list[Hypothesis]]:
     """The `num_return` best hypotheses of each sentence, best first; with one beam this is greedy search.
 
-    With normalization "length", tokens and scores are those of transformers' `generate` with `early_stopping=False`:
-    of the 2 * num_beams best continuations, those of the first num_beams that end are hypotheses, and the first
-    num_beams that do not end go on. A sentence is over when it has num_beams hypotheses and its best beam, normalised
-    at its present length, is no better than the worst of them; at `max_new_tokens`, one number or one a sentence, and
-    where learned positions end, all beams end. The sentences of a batch do not see each other.
+    With normalization "length", tokens and scores are those of transformers' `generate`: of the 2 * num_beams best
+    continuations, those of the first num_beams that end are hypotheses, and the first num_beams that do not end go on.
+    A sentence is over when it has num_beams hypotheses and, without `early_stopping`, its best beam, normalised at its
+    present length, is no better than the worst of them; at `max_new_tokens`, one number or one a sentence, and where
+    learned positions end, all beams end. The sentences of a batch do not see each other.
     """
     normalize = lookup("normalization", normalization, NORMALIZATIONS)
     limits = torch.as_tensor(max_new_tokens, device=input_ids.device).expand(len(input_ids))
@@ -68,7 +69,7 @@ def beam_search(
         limits = limits.clamp(max=model.config.max_position_embeddings)
     _check(model, num_beams=num_beams, num_return=num_return, max_new_tokens=int(limits.min()))
     decoder = _Decoder(model, input_ids, attention_mask)
-    search = _Search(limits, num_beams, end=model.config.eos_token_id)
+    search = _Search(limits, num_beams, end=model.config.eos_token_id, early=early_stopping)
     tokens = torch.full((len(input_ids), 1), _start(model), device=input_ids.device)
     found: dict[int, list[Hypothesis]] = {}
     for length in range(1, int(limits.max()) + 1):
@@ -152,8 +153,10 @@ def _pool(gains: Tensor, scores: Tensor, *, count: int) -> Int[Tensor, "sentence
 class _Search:
     """The beams and the hypotheses of the sentences that are not over."""
 
-    def __init__(self, limits: Int[Tensor, " sentences"], num_beams: int, *, end: int | None) -> None:
+    def __init__(self, limits: Int[Tensor, " sentences"], num_beams: int, *, end: int | None, early: bool) -> None:
         self.limits, self.num_beams = limits, num_beams
+        # Greedy search takes the first end that comes; what might follow a second choice is not its business.
+        self.early = early or num_beams == 1
         sentences, device = len(limits), limits.device
         self.end = NO_TOKEN if end is None else end
         self.rows = torch.arange(sentences, device=device)
@@ -176,8 +179,7 @@ class _Search:
         self.scores, self.parents = candidates.scores.gather(1, order), candidates.parents.gather(1, order)
         self.tokens = _extended(self.tokens, self.parents, candidates.tokens.gather(1, order))
         worst = self.ended_scores.amin(1)
-        # Greedy search takes the first end that comes; what might follow a second choice is not its business.
-        is_found = worst > -torch.inf if self.num_beams == 1 else worst >= self.scores[:, 0] / divisor
+        is_found = worst > -torch.inf if self.early else worst >= self.scores[:, 0] / divisor
         return is_found | is_last
 
     def _end(self, candidates: _Candidates, ends: Tensor, *, divisor: float) -> None:

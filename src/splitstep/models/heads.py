@@ -15,7 +15,8 @@ from splitstep.fields.norms import norm
 from splitstep.models.adaptive import AdaptiveSoftmax, adaptive_ties
 from splitstep.models.backbone import SplitstepModel, SplitstepPreTrainedModel, States
 from splitstep.models.configuration import SplitstepConfig
-from splitstep.models.losses import IGNORED, chunked_token_loss, label_loss, share, token_loss, token_losses
+from splitstep.models.labels import IGNORED
+from splitstep.models.losses import chunked_token_loss, label_loss, share, token_loss, token_losses
 from splitstep.solver.errors import UserError
 
 

@@ -66,5 +66,6 @@ def preset(name: str, kind: str = "encoder", **sizes: Any) -> "SplitstepConfig":
         return SplitstepConfig(**{"kind": kind} | KINDS[kind] | row | sizes)
     except UserError:
         raise
-    except (AttributeError, TypeError, ValueError) as error:  # of a key that Hugging Face's own configuration has
-        raise UserError(f"{', '.join(sizes)}: {error}") from None
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # of a key of Hugging Face's own
+        foreign = [key for key in sizes if key not in SplitstepConfig.__annotations__]
+        raise UserError(f"{', '.join(foreign or sizes)}: {error}") from None

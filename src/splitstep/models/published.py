@@ -6,7 +6,6 @@ Each system is a list of entries from our names to theirs.
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,9 +20,9 @@ from splitstep.solver.errors import UserError, lookup
 Arrays = Mapping[str, np.ndarray]
 
 
-def load_published(system: str, arrays: Arrays, *, num_heads: int, **settings: Any) -> SplitstepPreTrainedModel:
+def load_published(system: str, arrays: Arrays, *, num_heads: int, norm: str = "pre") -> SplitstepPreTrainedModel:
     """The model of a published system with the authors' weights, under the names of their release."""
-    return lookup("published system", system, PUBLISHED)(arrays, num_heads, **settings)
+    return lookup("published system", system, PUBLISHED)(arrays, num_heads, norm)
 
 
 def copy_weights(model: SplitstepPreTrainedModel, source: Mapping[str, Tensor], *, whose: str) -> None:
@@ -93,7 +92,7 @@ MACARON_NETWORKS = {
 MACARON_ATTENTIONS = {"interaction.0": "self_attn", "coupling.0": "encoder_attn"}
 
 
-def _macaron(arrays: Arrays, num_heads: int, *, norm: str = "pre") -> SplitstepPreTrainedModel:
+def _macaron(arrays: Arrays, num_heads: int, norm: str) -> SplitstepPreTrainedModel:
     arrays = {name: value for name, value in arrays.items() if not re.fullmatch(MACARON_IGNORED, name)}
     vocabulary, size = _shape(arrays, "encoder.embed_tokens.weight", system="macaron")
     # fairseq: pad = 1, eos = 2, positions start at pad + 1, the decoder starts with eos
@@ -151,7 +150,9 @@ TRANSEVOLVE_TERMS = {
 TRANSEVOLVE_RANDOM = {"svals": "values", "bias": "bias", "G_U": "left", "G_V": "right"}
 
 
-def _transevolve(arrays: Arrays, num_heads: int) -> SplitstepPreTrainedModel:
+def _transevolve(arrays: Arrays, num_heads: int, norm: str) -> SplitstepPreTrainedModel:
+    if norm != "pre":
+        raise UserError(f"transevolve: its norms come first; got norm {norm!r}")
     vocabulary, size = _shape(arrays, "embedding", system="transevolve")
     width = _shape(arrays, "encoder.segment0.query_projection", system="transevolve")[0]
     segments = _count(arrays, r"encoder\.segment(\d+)\.", system="transevolve")

@@ -37,7 +37,7 @@ def differences(comparisons: dict[str, dict[str, Any]]) -> str:
 
 def _panel(title: str, results: dict[str, Any], y: float) -> tuple[list[str], float]:
     base, *others = results["schemes"]
-    others = [row for row in others if "difference" in row]
+    others = [row for row in others if row.get("difference") is not None]
     sign = 1 if METRICS[results["metric"]] is max else -1
     reaches = [reach for row in others if (reach := max(map(abs, row["interval"])))]
     reach = min(max(reaches), WIDEST * median(reaches)) if reaches else 1.0

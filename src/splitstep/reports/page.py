@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from splitstep.reports import drawing, tables
-from splitstep.reports.read import EVIDENCE, curve, curve_name, flops_of, provenance, read_json, recipe_of, results_of
+from splitstep.reports.read import EVIDENCE, curve, curve_name, flops_of, provenance, recipe_of, results_of
 from splitstep.solver.errors import UserError
-from splitstep.tables import toml
+from splitstep.tables import read_json, toml
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, and dashes for print.
 COLOURS = ["#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#F0E442"]

@@ -58,6 +58,10 @@ def whole_settings(tables: Mapping[str, Any], config: "SplitstepConfig") -> dict
     return {**tables, "model": config.to_dict() | own | tables["model"]}
 
 
+# What a row has before it is held against another.
+UNTESTED: dict[str, Any] = {"difference": None, "interval": None, "p_value": None}
+
+
 def spread(values: list[float]) -> dict[str, Any]:
     """What the runs of a scheme reached, with mean and standard deviation where they are enough for them."""
     return {

@@ -1,6 +1,5 @@
 """What lies in folders of runs and comparisons, ready to be shown."""
 
-import json
 import re
 import tomllib
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 from splitstep.reports.runs import side_by_side
 from splitstep.solver.errors import UserError
+from splitstep.tables import read_json, read_json_lines
 
 # The files of a run or a comparison that its report is made of.
 EVIDENCE = (
@@ -65,14 +65,6 @@ def _side_by_side(folder: Path, runs: list[str]) -> dict[str, Any]:
         raise UserError(f"{folder}: {error}") from None
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The numbers of a run, a comparison or a report."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is no JSON, or damaged ({error})") from None
-
-
 def recipe_of(folder: Path) -> dict[str, Any]:
     """The resolved recipe of a run."""
     path = folder / "recipe.toml"
@@ -85,7 +77,7 @@ def recipe_of(folder: Path) -> dict[str, Any]:
 def curve(folder: Path, metric: str) -> list[dict[str, float]]:
     """The validation metric of a run over updates, seconds and the share of its training."""
     points, seconds = [], 0.0
-    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    entries = read_json_lines(folder / "metrics.jsonl")
     last = max((entry["update"] for entry in entries), default=1)
     for entry in entries:
         seconds = entry.get("seconds", seconds)
@@ -104,9 +96,9 @@ def curve_name(folder: Path, metric: str) -> str:
 
 def flops_of(folder: Path) -> float:
     """The training FLOPs of a run."""
-    return json.loads((folder / "results.json").read_text(encoding="utf-8")).get("flops") or 0.0
+    return read_json(folder / "results.json").get("flops") or 0.0
 
 
 def provenance(folder: Path) -> dict[str, Any]:
     """Command, versions, commit and seed of a run."""
-    return json.loads((folder / "environment.json").read_text(encoding="utf-8"))
+    return read_json(folder / "environment.json")

@@ -5,7 +5,7 @@ from typing import Any
 
 from splitstep.models.presets import PRESETS, SCHEME_SETTINGS, preset
 from splitstep.recipe import HOW_IT_IS_DONE, label
-from splitstep.reports.published import beside, spread, whole_settings
+from splitstep.reports.published import UNTESTED, beside, spread, whole_settings
 from splitstep.solver.errors import UserError
 from splitstep.tables import at, differences
 from splitstep.tasks import task_class
@@ -79,6 +79,7 @@ def _row(name: str, runs: Tables, metric: str, split: str) -> dict[str, Any]:
         "runs": list(runs),
         "adjusted": {},
         "failed": {},
+        **UNTESTED,
     }
 
 

@@ -37,7 +37,7 @@ def quality(row: dict[str, Any]) -> str:
 
 def change(row: dict[str, Any]) -> str:
     """The difference to the baseline; of percentages in points."""
-    if "difference" not in row:
+    if row.get("difference") is None:
         return ""
     sign, unit = "+" if row["difference"] > 0 else "", " points" if row["metric"] in PERCENT else ""
     return f"{sign}{_number(row['difference'], row['metric'])}{unit}"
@@ -45,7 +45,7 @@ def change(row: dict[str, Any]) -> str:
 
 def gap(row: dict[str, Any]) -> str:
     """The difference to the baseline with its interval."""
-    if "difference" not in row:
+    if row.get("difference") is None:
         return ""
     low, high = (_number(end, row["metric"]) for end in row["interval"])
     return f"{change(row)} [{low}, {high}]"

@@ -1,4 +1,4 @@
-"""The flow of the particles: integrate() and step() are the only loops that advance them.
+"""The flow of the particles: integrate() and step() advance them; reversible.py takes the same steps in pairs.
 
 A `Dynamics` says what moves the particles. It gives increments only; the residual lives here and nowhere else.
 """
@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from splitstep.solver.errors import UserError, lookup
+from splitstep.solver.errors import RunError, UserError, lookup
 from splitstep.solver.schedules import Schedule, Step
 from splitstep.solver.schemes import Scheme
 from splitstep.solver.tableaus import TABLEAUS, Tableau
@@ -25,7 +25,7 @@ Field: TypeAlias = Callable[[Tensor, Time, int], Tensor]  # (x, t, stage) -> dx/
 TORCHDIFFEQ_NAMES = {"bogacki_shampine": "bosh3", "dopri5": "dopri5"}
 
 
-class BudgetError(RuntimeError):
+class BudgetError(RunError):
     """An adaptive integrator asked for more evaluations than it was allowed."""
 
 
@@ -142,7 +142,8 @@ def _adaptive(x: State, t: float, gamma: float, field: Field, scheme: Scheme) ->
             )
         return field(state, now, 0)
 
-    ends = torch.tensor([t, t + gamma], dtype=torch.float64, device=x.device)
+    precision = torch.float32 if x.device.type == "mps" else torch.float64  # which Apple's GPUs do not have
+    ends = torch.tensor([t, t + gamma], dtype=precision, device=x.device)
     path: Tensor = odeint(
         right_hand_side,
         x,

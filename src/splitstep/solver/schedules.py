@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 
 from splitstep.solver.errors import UserError
 
@@ -50,8 +51,8 @@ class Schedule:
         for name in ("num_layers", "steps_per_layer"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not self.step_size > 0:
-            raise UserError(f"step_size must be positive, got {self.step_size}")
+        if not 0 < self.step_size < inf:
+            raise UserError(f"step_size must be positive and finite, got {self.step_size}")
         if not 0 <= self.drop_path < 1:
             raise UserError(f"drop_path must lie in [0, 1), got {self.drop_path}")
         for name in ("num_independent_layers", "num_segments"):

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from fractions import Fraction
+from math import inf
 
 from splitstep.solver.errors import UserError, lookup
 from splitstep.solver.splittings import SPLITTINGS, Splitting
@@ -18,8 +19,8 @@ class Tolerance:
 
     def __post_init__(self) -> None:
         for name in ("rtol", "atol", "max_evaluations"):
-            if getattr(self, name) <= 0:
-                raise UserError(f"{name} must be positive, got {getattr(self, name)}")
+            if not 0 < getattr(self, name) < inf:
+                raise UserError(f"{name} must be positive and finite, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)

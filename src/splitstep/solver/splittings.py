@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from itertools import groupby, product
+from itertools import product
 from math import comb, inf, lcm
 
 TERMS = ("interaction", "coupling", "convection")
@@ -97,7 +97,7 @@ class Splitting:
     @cached_property
     def order(self) -> float:
         """The order of accuracy with exact sub-steps; infinite where nothing is split."""
-        if len(self.substeps) == 1:
+        if len(_merged(self.substeps)) <= 1:
             return inf
         length = 1
         while self._agrees(length):
@@ -140,10 +140,16 @@ def composition(sentence: str, lengths: str) -> Splitting:
     return Splitting(tuple(_merged(parts)))
 
 
-def _merged(substeps: Iterable[Substep]) -> Iterable[Substep]:
-    for terms, group in groupby(substeps, key=lambda substep: substep.terms):
-        total = sum((substep.fraction for substep in group), Fraction(0))
-        yield Substep(total, terms)
+def _merged(substeps: Iterable[Substep]) -> list[Substep]:
+    """The same flow in as few sub-steps: neighbours of the same terms are one, or none where they cancel."""
+    merged: list[Substep] = []
+    for substep in substeps:
+        if merged and set(merged[-1].terms) == set(substep.terms):
+            together = merged.pop().fraction + substep.fraction
+            merged += [Substep(together, substep.terms)] if together else []
+        else:
+            merged.append(substep)
+    return merged
 
 
 def _substep(phrase: str) -> Substep:

@@ -1,10 +1,10 @@
 """What the engine asks of a task."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from splitstep.tasks.prediction import Predictor
 
 Batch = dict[str, NDArray[Any]]
-IGNORED = -100  # the label that no loss counts
+Item = TypeVar("Item")
 
 # What a metric is better at: the higher or the lower.
 METRICS = {
@@ -112,6 +112,17 @@ class Task(ABC):
         """The names of the splits there are: train, and of valid and test what the recipe names or holds out."""
         held_out = {"valid": getattr(self.data, "valid_every", None)}
         return ["train", *(split for split in ("valid", "test") if getattr(self.data, split) or held_out.get(split))]
+
+    def files_of(self, split: str) -> str:
+        """The split whose files a split is read from: what is held out lies among the training data."""
+        return "train" if split == "valid" and getattr(self.data, "valid_every", None) else split
+
+    def own(self, items: Iterable[Item], split: str) -> Iterator[Item]:
+        """Of the examples of those files the split's own: all, or where some are held out each has its part."""
+        every = getattr(self.data, "valid_every", None)
+        if not every or split == "test":
+            return iter(items)
+        return (item for number, item in enumerate(items) if (number % every == 0) == (split == "valid"))
 
     @property
     def measured_split(self) -> str:

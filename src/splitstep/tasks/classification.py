@@ -125,12 +125,8 @@ class Classification(Task):
     def _root(self) -> Path:
         return data_folder(self.data.root, self.data.folder, self.say)
 
-    @property
-    def _held_out(self) -> int | None:
-        return None if self.data.valid else self.data.valid_every
-
     def _files(self, split: str) -> list[str]:
-        names = self.data.train if split == "valid" and self._held_out else getattr(self.data, split)
+        names = getattr(self.data, self.files_of(split))
         if not names:
             raise UserError(f"the recipe names no data.{split}")
         return names
@@ -153,10 +149,7 @@ class Classification(Task):
         """The examples of a split as they stand in the files; what is wrong with some joins the notes."""
         reading = Reading(self.data.on_bad, (notes if notes is not None else []).append)
         read = chain.from_iterable(examples(self.data.choice, self._root, name, reading) for name in self._files(split))
-        every = self._held_out
-        if every is None or split == "test":
-            return read
-        return (example for i, example in enumerate(read) if (i % every == 0) == (split == "valid"))
+        return self.own(read, split)
 
     # Labels and vocabulary
 
@@ -189,7 +182,7 @@ class Classification(Task):
     def _reading(self) -> dict[str, Any]:
         chosen = {"format", "texts", "label", "labels", "valid_every", "on_bad"}
         names = self.data.choice.names(self._root)
-        return self.data.model_dump(include=chosen) | {"held_out": self._held_out, "names": names}
+        return self.data.model_dump(include=chosen) | {"names": names}
 
     def _learn(self, folder: Path) -> None:
         self.say("reading the training examples and learning the vocabulary")

@@ -22,9 +22,7 @@ class GlueData(Section):
 
     root: str | None = None  # the folder of all data sets; SPLITSTEP_DATA without it
     folder: str = "glue"  # which has a folder for each task
-    task: Literal[
-        "CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "QNLI", "RTE"
-    ]  # CoLA, SST-2, MRPC, STS-B, QQP, MNLI, QNLI or RTE
+    task: Literal["CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "QNLI", "RTE"]
     on_bad: OnBad = "stop"  # what a malformed row does
     vocabulary: Vocabulary = Vocabulary()
     max_length: int = Field(default=128, gt=3)  # tokens, the special ones among them; the longer text is cut first
@@ -69,10 +67,6 @@ class Glue(Classification):
 
     def _is_there(self, name: str) -> bool:
         return any((self._root / f"{name}{ending}").is_file() for ending in PACKERS)
-
-    @property
-    def _held_out(self) -> int | None:
-        return None
 
     def _files(self, split: str) -> list[str]:
         return [f"{self.data.task}/{self.data.chosen.files[split]}"]

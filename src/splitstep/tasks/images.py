@@ -144,12 +144,8 @@ class Images(Task):
 
     def _rows(self, split: str) -> tuple[Pictures, Indices]:
         """The images that a split is among, and where in them it is."""
-        held_out = self.data.valid_every if not self.data.valid else None
-        stored = self._stored("train" if split == "valid" and held_out else split)
-        rows = np.arange(len(stored))
-        if not held_out or split == "test":
-            return stored, rows
-        return stored, rows[(rows % held_out == 0) == (split == "valid")]
+        stored = self._stored(self.files_of(split))
+        return stored, np.fromiter(self.own(range(len(stored)), split), dtype=np.int64)
 
     # What the model takes
 

@@ -19,8 +19,9 @@ from splitstep.data.places import data_folder
 from splitstep.data.settings import Section
 from splitstep.data.text import FORMATS, Format
 from splitstep.data.vocabulary import Vocabulary
+from splitstep.models.labels import IGNORED
 from splitstep.solver.errors import UserError
-from splitstep.tasks.base import IGNORED, Batch, Measured, Task
+from splitstep.tasks.base import Batch, Measured, Task
 
 if TYPE_CHECKING:
     from splitstep.models.configuration import SplitstepConfig

@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from splitstep.models.labels import IGNORED
 from splitstep.solver.errors import UserError
-from splitstep.tasks.base import IGNORED, Task
+from splitstep.tasks.base import Task
 from splitstep.tasks.memory import freed_memory
 
 Result = TypeVar("Result")
@@ -103,12 +104,12 @@ class Predictor:
 
     def logits(self, inputs: dict[str, NDArray[Any]]) -> NDArray[np.float64]:
         """What a classifier says of each example, a row each."""
-        return self.model(**self.to_device(inputs)).logits.double().cpu().numpy()
+        return self.model(**self.to_device(inputs)).logits.cpu().double().numpy()
 
     def token_losses(self, batch: dict[str, NDArray[Any]]) -> list[NDArray[np.float64]]:
         """The losses of the labelled tokens of a causal model, an array a sequence."""
         inputs = self.to_device({name: batch[name] for name in ("input_ids", "labels")})
-        losses = self.model.token_losses(**inputs).double().cpu().numpy()  # type: ignore[operator]
+        losses = self.model.token_losses(**inputs).cpu().double().numpy()  # type: ignore[operator]
         return np.split(losses, (batch["labels"][:, 1:] != IGNORED).sum(1).cumsum()[:-1])
 
     def summed(self, values: Tensor) -> Tensor:

@@ -21,8 +21,9 @@ from splitstep.data.places import data_folder
 from splitstep.data.sentences import DOCUMENTS, SPLITTERS, Format, joined
 from splitstep.data.settings import Section, one_held_out
 from splitstep.data.vocabulary import SPECIALS, Vocabulary
+from splitstep.models.labels import IGNORED
 from splitstep.solver.errors import UserError
-from splitstep.tasks.base import IGNORED, Batch, Measured, Task, padded
+from splitstep.tasks.base import Batch, Measured, Task, padded
 
 if TYPE_CHECKING:
     from splitstep.models.configuration import SplitstepConfig
@@ -96,14 +97,10 @@ class PreTraining(Task):
 
     def documents(self, split: str, say: Callable[[str], None] = lambda line: None) -> Iterator[list[str]]:
         """The documents of a split as lists of sentences; those without two sentences have no pairs and are not."""
-        held_out = self.data.valid_every if not self.data.valid else None
-        texts = self._texts("train" if held_out and split == "valid" else split)
+        texts = self._texts(self.files_of(split))
         reading = Reading(self.data.on_bad, say)
         read = chain.from_iterable(kind.documents(self._root, name, reading) for kind, name in texts)
-        documents = self._of_several(map(self._sentences, read), split, say)
-        if held_out is None or split == "test":
-            return documents
-        return (document for i, document in enumerate(documents) if (i % held_out == 0) == (split == "valid"))
+        return self.own(self._of_several(map(self._sentences, read), split, say), split)
 
     @staticmethod
     def _of_several(documents: Iterable[list[str]], split: str, say: Callable[[str], None]) -> Iterator[list[str]]:
@@ -312,13 +309,13 @@ def _scored(predictor: "Predictor", batch: Batch) -> Iterator[dict[str, float]]:
     states = model.model(**inputs).last_hidden_state
     rows, places = torch.nonzero(labels != IGNORED, as_tuple=True)
     logits, targets = model.lm_head(model.transform(states[rows, places])).float(), labels[rows, places]
-    sums = torch.zeros(3, len(labels), dtype=torch.float64, device=labels.device)
+    sums = torch.zeros(3, len(labels), dtype=torch.float64)  # on the processor: not every device has float64
     per_token = (cross_entropy(logits, targets, reduction="none"), logits.argmax(-1) == targets, targets >= 0)
     for total, values in zip(sums, per_token, strict=True):
-        total.index_add_(0, rows, values.double())
+        total.index_add_(0, rows.cpu(), values.cpu().double())
     pairs = model.next_sentence(model.pool(states, inputs["attention_mask"])).float()
     losses, right = cross_entropy(pairs, related, reduction="none"), pairs.argmax(-1) == related
-    columns = torch.stack([*sums, losses.double(), right.double()]).cpu().tolist()
+    columns = torch.stack([*sums, losses.cpu().double(), right.cpu().double()]).tolist()
     names = ("mlm_loss", "mlm_correct", "masked", "nsp_loss", "nsp_correct")
     for values in zip(*columns, strict=True):
         yield dict(zip(names, values, strict=True))

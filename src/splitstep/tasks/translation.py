@@ -19,8 +19,9 @@ from splitstep.data.parallel import FORMATS, Format, Pair
 from splitstep.data.places import data_folder
 from splitstep.data.settings import Section, one_held_out
 from splitstep.data.vocabulary import Vocabulary
+from splitstep.models.labels import IGNORED
 from splitstep.solver.errors import UserError
-from splitstep.tasks.base import IGNORED, Batch, Measured, Task, padded
+from splitstep.tasks.base import Batch, Measured, Task, padded
 from splitstep.tasks.bleu import CONVENTIONS, bleu, chrf
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class TranslationEvaluation(Section):
         default=1.0, ge=-10, le=10
     )  # the power of the length that log-probabilities are divided by
     normalization: Literal["length", "gnmt"] = "length"  # by length, or by (5 + length) / 6 as Wu et al. 2016
+    early_stopping: bool = False  # as soon as there are as many whole sentences as beams, as in fairseq
     max_length_ratio: float = Field(default=2.0, ge=0, le=1000)  # at most so many tokens a source token,
     max_length_offset: int = Field(default=10, ge=0)  # and so many more
     max_source: int = Field(default=1024, ge=2)  # tokens of a sentence; the end of a longer one is cut off
@@ -104,17 +106,13 @@ class Translation(Task):
     def pairs(self, split: str, say: Callable[[str], None] = lambda line: None) -> list[Pair]:
         """The sentences of a split as they stand in the files."""
         reading = Reading(self.data.on_bad, say)
-        held_out = self.data.valid_every if not self.data.valid else None
-        patterns = self.data.train if split == "valid" and held_out else getattr(self.data, split)
+        patterns = getattr(self.data, self.files_of(split))
         if not patterns:
             raise UserError(f"the recipe names no data.{split}")
         read: Iterator[Pair] = chain(
             *(self._format.pairs(self._root, name, self._languages, reading) for name in patterns)
         )
-        if held_out and split != "test":
-            keep = (lambda i: i % held_out == 0) if split == "valid" else (lambda i: i % held_out != 0)
-            read = (pair for i, pair in enumerate(read) if keep(i))
-        return list(read)
+        return list(self.own(read, split))
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -206,6 +204,10 @@ class Translation(Task):
         items = np.asarray((labels != IGNORED).sum())
         return {"input_ids": sources, "attention_mask": sources != pad, "labels": labels, "num_items": items}
 
+    def from_loss(self, loss: float, split: str) -> dict[str, float]:
+        """Loss and perplexity a token."""
+        return {"loss": loss, "perplexity": math.exp(min(loss, 700))}
+
     def measure(self, predictor: "Predictor", split: str) -> Measured:
         """BLEU of beam search, and the translations."""
         loss = predictor.mean_loss(self, split)
@@ -220,8 +222,7 @@ class Translation(Task):
             "chrf": chrf(hypotheses, references),
             "signature": signature,
             "convention": CONVENTIONS[self.evaluation.bleu].used_by,
-            "loss": loss,
-            "perplexity": math.exp(min(loss, 700)),
+            **self.from_loss(loss, split),
         }
         rows = zip(pairs, hypotheses, strict=True)
         return Measured(metrics, [{"source": s, "reference": r, "hypothesis": h} for (s, r), h in rows])
@@ -242,8 +243,9 @@ class Translation(Task):
                 f"{config.vocab_size} tokens"
             )
         if config.position_embedding == "learned":
-            longest = {f"the longest sentence of data.{split}": int(self.lengths(split).max()) for split in self.splits}
-            for what, length in (longest | {"evaluation.max_source": self.evaluation.max_source}).items():
+            longest = {split: int(self.lengths(split).max(initial=0)) for split in self.splits}
+            read = {f"the longest sentence of data.{split}": length for split, length in longest.items()}
+            for what, length in (read | {"evaluation.max_source": self.evaluation.max_source}).items():
                 if length > config.max_position_embeddings:
                     known = f"max_position_embeddings = {config.max_position_embeddings} learned positions"
                     raise UserError(f"{what} is {length:,} tokens, more than {known}")
@@ -287,6 +289,7 @@ class Translation(Task):
                 num_return=nbest,
                 length_penalty=self.evaluation.length_penalty,
                 normalization=self.evaluation.normalization,
+                early_stopping=self.evaluation.early_stopping,
                 max_new_tokens=[max(int(ratio * len(source)) + offset, 1) for source in sources],
             )
         for beams in found:

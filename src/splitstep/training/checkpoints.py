@@ -5,7 +5,6 @@ so that a folder cut short by a crash, a full disk or a damaged file is known as
 """
 
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -16,6 +15,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from splitstep.data.files import checksum
 from splitstep.solver.errors import RunError, UserError
 
 SEAL = "complete.json"
@@ -28,7 +28,7 @@ def seal(folder: Path) -> None:
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             _sync(path)
-            files[str(path.relative_to(folder))] = {"bytes": path.stat().st_size, "sha256": _checksum(path)}
+            files[str(path.relative_to(folder))] = {"bytes": path.stat().st_size, "sha256": checksum(path)}
     write_atomically(folder / SEAL, json.dumps(files, indent=2))
     _sync(folder.parent)
 
@@ -62,7 +62,7 @@ def flaw(folder: Path) -> str | None:
             return f"{name} is missing"
         if path.stat().st_size != stated["bytes"]:
             return f"{name} has {path.stat().st_size:,} bytes instead of {stated['bytes']:,}"
-        if _checksum(path) != stated["sha256"]:
+        if checksum(path) != stated["sha256"]:
             return f"{name} was altered"
     return None
 
@@ -157,8 +157,3 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,5 +1,6 @@
 """What a run costs: operations, memory, time of an answer."""
 
+import sys
 import time
 from pathlib import Path
 from statistics import median
@@ -32,7 +33,7 @@ def peak_memory() -> int:
         return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if "VmHWM" in line)
     import resource
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def forget_peak_memory() -> None:

@@ -21,7 +21,7 @@ from splitstep.tasks.prediction import Predictor
 from splitstep.training import checkpoints
 from splitstep.training.costs import forget_peak_memory, latency, peak_memory, training_flops
 from splitstep.training.processes import Teller, processes, rank, together, world
-from splitstep.training.progress import Opened, Say, clock, progress
+from splitstep.training.progress import Lines, Opened, Say, clock, progress
 from splitstep.training.rates import rate
 from splitstep.training.ready import build, contradictions, origin, plan, ready, task_of, updates_of
 from splitstep.training.run import Run
@@ -105,7 +105,9 @@ def _train(
         if rank() == 0:
             run.goes_on(done)
         _resumed(run, settings, done, updates, model.config.hidden_size, tell)
-    with Signals() as signals, display(updates) as shown:
+    if settings.sharding != "none" and world() == 1:
+        tell("training.sharding: there is one process, so the model stays whole")
+    with Signals() as signals, (display if rank() == 0 else Lines)(updates) as shown:
         trainer = SplitstepTrainer(
             model,
             task=task,

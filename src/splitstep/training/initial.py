@@ -53,7 +53,10 @@ def initial_configuration(folder: Path, recipe: Recipe, told: dict[str, Any]) ->
 
 def known_configuration(folder: Path) -> SplitstepConfig:
     """The configuration of a model folder as it is."""
-    return SplitstepConfig.from_pretrained(folder)
+    try:
+        return SplitstepConfig.from_pretrained(folder)
+    except OSError as error:
+        raise UserError(f"{folder / 'config.json'} cannot be read: {str(error).splitlines()[0]}") from None
 
 
 def _check_vocabulary(folder: Path, known: SplitstepConfig, told: dict[str, Any]) -> None:

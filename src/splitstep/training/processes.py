@@ -52,9 +52,8 @@ def processes(settings: Training) -> Iterator[None]:
         yield
         return
     # The Trainer leaves out its own timeout on CPU, and a lost process would be waited for without end.
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
     timeout = timedelta(seconds=settings.timeout)
-    torch.distributed.init_process_group(backend, timeout=timeout, **_meeting(timeout))
+    torch.distributed.init_process_group(timeout=timeout, **_backend(), **_meeting(timeout))
     try:
         yield
     except RuntimeError as error:
@@ -66,6 +65,15 @@ def processes(settings: Training) -> Iterator[None]:
         ) from None
     finally:
         torch.distributed.destroy_process_group()
+
+
+def _backend() -> dict[str, Any]:
+    """How processes talk; on GPUs each has its own from the start, or all would meet on the first."""
+    if not torch.cuda.is_available():
+        return {"backend": "gloo"}
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return {"backend": "nccl", "device_id": device}
 
 
 def _meeting(timeout: timedelta) -> dict[str, Any]:

@@ -73,6 +73,12 @@ def _check_training(settings: Training, task: Task, config: SplitstepConfig) -> 
         raise UserError("training.gradient_checkpointing has no part in a reversible model, which keeps no states")
     if config.reversible and settings.sharding != "none":
         raise UserError("training.sharding: a reversible model finds its weights whole; it is not sharded")
+    adaptive = any(config.scheme(part).tableau.adaptive for part in config.parts)
+    if adaptive and settings.sharding != "none":
+        raise UserError(
+            f"training.sharding: with integrator {config.integrator!r} every process chooses steps of its own, and "
+            "sharded weights are gathered by all at each; choose a fixed-step integrator or train without sharding"
+        )
 
 
 def task_of(recipe: Recipe, say: Say = lambda line: None, folder: Path | None = None) -> Task:

@@ -17,7 +17,7 @@ from typing import Any
 from splitstep import __version__
 from splitstep.recipe import HOW_IT_IS_DONE, Recipe, recipe
 from splitstep.solver.errors import UserError
-from splitstep.tables import differences, toml
+from splitstep.tables import differences, read_json, toml
 from splitstep.training.checkpoints import write_atomically
 
 # What may change when a run goes on: it alters where it ends or how it is done, not what is learnt.
@@ -81,12 +81,9 @@ class Run:
         return self._json(self.folder / "environment.json")
 
     def _json(self, path: Path) -> dict[str, Any]:
-        try:
-            return json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise UserError(f"{self.folder} has no {path.name}: it is no whole run folder") from None
-        except ValueError as error:
-            raise UserError(f"{path} is no JSON, or damaged ({error})") from None
+        if not path.is_file():
+            raise UserError(f"{self.folder} has no {path.name}: it is no whole run folder")
+        return read_json(path)
 
     def check(self, wanted: Recipe, data: dict[str, str]) -> None:
         """Refuse to go on with another recipe or other data."""

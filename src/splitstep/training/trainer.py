@@ -28,13 +28,15 @@ from splitstep.data.batches import Piece, Plan, Stream
 from splitstep.fields.attention import Attention
 from splitstep.fields.evolution import EvolvedAttention
 from splitstep.fields.feedforward import FEED_FORWARDS
+from splitstep.models.labels import IGNORED
 from splitstep.recipe import Training
 from splitstep.solver.errors import RunError
-from splitstep.tasks.base import IGNORED, METRICS, Task
+from splitstep.tasks.base import METRICS, Task
 from splitstep.tasks.memory import out_of_memory
 from splitstep.tasks.prediction import Predictor, tensors
 from splitstep.training import checkpoints
 from splitstep.training.optimizers import MovingAverage, optimizer
+from splitstep.training.processes import world
 from splitstep.training.rates import rate
 from splitstep.training.run import Run
 from splitstep.training.signals import Signals, leave_signals_to_the_trainer
@@ -125,8 +127,9 @@ class SplitstepTrainer(Trainer):
             mesh = torch.distributed.init_device_mesh(self.args.device.type, (world,))
 
             def side(p: nn.Parameter) -> Shard | None:
-                """By rows, or by the longest side: a process without a part has no optimizer state to save."""
-                return None if len(p) >= world else Shard(int(np.argmax(p.shape)))
+                """By rows, or by the longest side that divides: all must have a part, for they save its state."""
+                even = [length if length % world == 0 else 0 for length in p.shape]
+                return None if len(p) >= world or not any(even) else Shard(int(np.argmax(even)))
 
             # Its advice against in-place sums, which the solver does not make.
             warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
@@ -382,7 +385,7 @@ def training_arguments(settings: Training, run: Run, updates: int) -> TrainingAr
     every = settings.evaluate_every
     sharded: dict[str, Any] = (
         {"fsdp": True, "fsdp_config": {"version": 2, "auto_wrap_policy": "NO_WRAP"}}
-        if settings.sharding == "fsdp"
+        if settings.sharding == "fsdp" and world() > 1
         else {}
     )
     return TrainingArguments(
