@@ -41,7 +41,7 @@ def test_the_bands_of_a_vocabulary_are_read_off_its_cutoffs():
         ({"share_substeps": 1}, r"share_substeps must be bool, got 1"),
         ({"num_decoder_layers": "two"}, r"num_decoder_layers must be int or None, got 'two'"),
         ({"hidden_size": 0}, r"hidden_size must be at least 1"),
-        ({"num_hidden_layers": 0}, r"num_layers must be at least 1"),
+        ({"num_hidden_layers": 0}, r"num_hidden_layers must be at least 1"),
         ({"num_attention_heads": 7}, r"num_attention_heads = 7 does not divide hidden_size = 512; choose from 1, 2, 4"),
         ({"splitting": "strng"}, r"unknown encoder splitting 'strng'; .*did you mean 'strang'"),
         ({"splitting": "macaron_decoder"}, r"unknown encoder splitting 'macaron_decoder'"),
