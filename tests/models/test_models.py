@@ -690,3 +690,21 @@ def test_the_first_operator_of_transevolve_has_the_published_size():
     assert float(scores.std()) == pytest.approx(0.73, abs=0.06)
     for weight in (condition.query.weight, condition.query_time, condition.key_time):
         assert float(weight.detach().std()) == pytest.approx(1024**-0.5, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("encoder", "SplitstepForSequenceClassification"), ("image", "SplitstepForImageClassification")]
+)
+def test_a_classifier_is_exported_for_batches_of_any_size(kind, name):
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, "num_hidden_layers": 2}
+    more = {"image_size": 32} if kind == "image" else {"vocab_size": 20}
+    model = getattr(splitstep, name)(preset("macaron", kind, num_labels=3, **sizes, **more)).eval()
+    assert model.num_labels == 3
+    if kind == "image":
+        batch = [{"pixel_values": torch.randn(n, 3, 32, 32)} for n in (2, 5)]
+    else:
+        batch = [{key: torch.ones(n, 9, dtype=torch.long) for key in ("input_ids", "attention_mask")} for n in (2, 5)]
+    dynamic = {key: {0: torch.export.Dim("batch")} for key in batch[0]}
+    exported = torch.export.export(model, (), batch[0], dynamic_shapes=dynamic).module()
+    with torch.no_grad():
+        torch.testing.assert_close(exported(**batch[1]).logits, model(**batch[1]).logits)

@@ -167,6 +167,20 @@ def test_training_that_a_model_cannot_have_is_refused(tmp_path, model, training)
     refused(tables, tmp_path, f"training.{next(iter(training))}")
 
 
+@pytest.mark.parametrize("name", ["language-modelling", "pre-training"])
+def test_words_are_not_read_by_a_vocabulary_of_symbols(tmp_path, name):
+    tables = corpora.merged(TASKS[name](tmp_path / "data"), {"data": {"vocabulary": {"kind": "grey"}}})
+    with pytest.raises(UserError, match=r"data.vocabulary.kind = 'grey' knows no words"):
+        recipe(tables)
+
+
+def test_one_label_alone_is_refused(tmp_path):
+    tables = corpora.merged(TASKS["text-classification"](tmp_path / "data"), {"data": {"format": "csv"}})
+    for split in ("train", "valid", "test"):
+        (tmp_path / "data" / f"{split}.csv").write_text("text,label\na b,x\nc d,x\n")
+    refused(tables, tmp_path, "the training examples have one label, x; a classifier needs two")
+
+
 def test_steps_of_its_own_choice_are_not_sharded(tmp_path):
     sections = {"model": {"integrator": "dopri5"}, "training": {"sharding": "fsdp"}}
     tables = corpora.merged(TASKS["text-classification"](tmp_path / "data"), sections)

@@ -175,6 +175,14 @@ def learn(settings: Vocabulary, texts: Iterable[str]) -> Tokenizer:
     return tokenizer
 
 
+def for_text(settings: Vocabulary) -> None:
+    """Refuse the vocabularies that know nothing but the symbols of one task."""
+    if settings.kind in ("grey", "listops"):
+        raise ValueError(
+            f"data.vocabulary.kind = {settings.kind!r} knows no words; choose bpe, word, byte or wordpiece"
+        )
+
+
 def chosen(settings: Vocabulary, texts: Iterable[str], *, given: Path | None) -> Tokenizer:
     """The tokenizer of a model folder where one is given, or one that is learnt."""
     if given is None:

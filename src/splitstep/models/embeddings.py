@@ -106,7 +106,7 @@ class ImageEmbeddings(nn.Module):
             raise UserError(f"patch_size = {self.patch} does not divide an image of {height} x {width}")
         x = self.patches(pixels.to(self.patches.weight.dtype)).flatten(2).transpose(1, 2)
         if self.class_token is not None:
-            x = torch.cat((self.class_token.expand(len(x), -1, -1), x), dim=1)
+            x = torch.cat((self.class_token.expand(x.shape[0], -1, -1), x), dim=1)
         if self.positions is not None:
             x = x + self._positions(height // self.patch, width // self.patch)
         return dropped(x, self.dropout) if self.training else x

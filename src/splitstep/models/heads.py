@@ -171,7 +171,7 @@ def _pooled(states: Tensor, attention_mask: Tensor | None, pooling: str) -> Tens
         return (states * weights.unsqueeze(-1)).sum(1) / weights.sum(1, keepdim=True).clamp(min=1)
     places = torch.arange(1, visible.shape[1] + 1, device=states.device) * visible
     index = visible.argmax(1) if pooling == "first" else places.argmax(1)
-    return states[torch.arange(len(states), device=states.device), index]
+    return states[torch.arange(states.shape[0], device=states.device), index]  # len() would fix the batch in an export
 
 
 class SplitstepForMaskedLM(_Vocabulary):
@@ -245,7 +245,8 @@ class _Classifier(_Headed):
         super().__init__(config)
         self.pool = Pool(config)
         self.dropout = nn.Dropout(config.classifier_dropout)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels or 2)
+        self.num_labels = config.num_labels or 2
+        self.classifier = nn.Linear(config.hidden_size, self.num_labels)
         self.post_init()
 
     def _classified(
@@ -319,7 +320,8 @@ class SplitstepForSequencePairClassification(_Headed):
         self.dropout = nn.Dropout(config.classifier_dropout)
         width, inner = len(FEATURES[config.comparison]) * config.hidden_size, config.intermediate_size
         self.network = nn.Sequential(nn.Linear(width, inner), nn.ReLU(), nn.Linear(inner, inner // 2), nn.ReLU())
-        self.classifier = nn.Linear(inner // 2, config.num_labels or 2)
+        self.num_labels = config.num_labels or 2
+        self.classifier = nn.Linear(inner // 2, self.num_labels)
         self.post_init()
 
     @can_return_tuple

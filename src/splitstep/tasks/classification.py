@@ -232,6 +232,8 @@ class Classification(Task):
             return {"num_labels": 1, "problem_type": "regression"}
         if "f1_binary" in self.scores and len(self.names) != 2:
             raise UserError(f"evaluation.metrics: f1_binary is for two labels, and there are {len(self.names)}")
+        if len(self.names) < 2:
+            raise UserError(f"the training examples have one label, {', '.join(self.names)}; a classifier needs two")
         by_number = dict(enumerate(self.names))
         return {"id2label": by_number, "label2id": self._numbers, "problem_type": "single_label_classification"}
 

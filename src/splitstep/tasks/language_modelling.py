@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 from tokenizers import Tokenizer
 
 from splitstep.data import vocabulary
@@ -18,7 +18,7 @@ from splitstep.data.files import OnBad, Reading, fingerprint
 from splitstep.data.places import data_folder
 from splitstep.data.settings import Section
 from splitstep.data.text import FORMATS, Format
-from splitstep.data.vocabulary import Vocabulary
+from splitstep.data.vocabulary import Vocabulary, for_text
 from splitstep.models.labels import IGNORED
 from splitstep.solver.errors import UserError
 from splitstep.tasks.base import Batch, Measured, Task
@@ -42,6 +42,11 @@ class LanguageModellingData(Section):
     on_bad: OnBad = "stop"  # what a malformed line does
     vocabulary: Vocabulary = Vocabulary(kind="word", size="all")
     tokens_per_sample: int = Field(default=512, gt=1)  # of a block
+
+    @model_validator(mode="after")
+    def _fits(self) -> "LanguageModellingData":
+        for_text(self.vocabulary)
+        return self
 
 
 class LanguageModellingEvaluation(Section):

@@ -20,7 +20,7 @@ from splitstep.data.masking import Masker, Masking
 from splitstep.data.places import data_folder
 from splitstep.data.sentences import DOCUMENTS, SPLITTERS, Format, joined
 from splitstep.data.settings import Section, one_held_out
-from splitstep.data.vocabulary import SPECIALS, Vocabulary
+from splitstep.data.vocabulary import SPECIALS, Vocabulary, for_text
 from splitstep.models.labels import IGNORED
 from splitstep.solver.errors import UserError
 from splitstep.tasks.base import Batch, Measured, Task, padded
@@ -56,6 +56,7 @@ class PreTrainingData(Section):
         if self.valid is None and self.valid_every is None:
             raise ValueError("give one of data.valid and data.valid_every")
         one_held_out(self.valid, self.valid_every)
+        for_text(self.vocabulary)
         return self
 
 
