@@ -8,6 +8,7 @@ from math import inf
 from types import NoneType, UnionType
 from typing import Any, ClassVar, NamedTuple, get_args, get_origin
 
+import torch
 from transformers import PreTrainedConfig
 
 from splitstep.fields.attention import KERNELS
@@ -222,6 +223,8 @@ class SplitstepConfig(PreTrainedConfig):
         for name, other, value in _ACTS_WITH:
             if getattr(self, other) != value and getattr(self, name) != getattr(SplitstepConfig, name):
                 raise UserError(f"{name} is for {other} {value!r}, not {getattr(self, other)!r}")
+        if self.dtype is not None and not isinstance(self.dtype, torch.dtype):
+            raise UserError(f"dtype must be a type of torch such as float32, got {self.dtype!r}")
         if self._attn_implementation is not None:
             lookup("attn_implementation", self._attn_implementation, KERNELS)
         for name, least in _LEAST.items():
