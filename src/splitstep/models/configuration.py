@@ -223,7 +223,8 @@ class SplitstepConfig(PreTrainedConfig):
         for name, other, value in _ACTS_WITH:
             if getattr(self, other) != value and getattr(self, name) != getattr(SplitstepConfig, name):
                 raise UserError(f"{name} is for {other} {value!r}, not {getattr(self, other)!r}")
-        if self.dtype is not None and not isinstance(self.dtype, torch.dtype):
+        named = getattr(torch, self.dtype, None) if isinstance(self.dtype, str) else self.dtype
+        if self.dtype not in (None, "auto") and not isinstance(named, torch.dtype):
             raise UserError(f"dtype must be a type of torch such as float32, got {self.dtype!r}")
         if self._attn_implementation is not None:
             lookup("attn_implementation", self._attn_implementation, KERNELS)
