@@ -166,16 +166,17 @@ def test_a_closed_pipe_is_no_traceback():
         "laptop/mnits",
     ],
 )
-def test_a_wrong_recipe_is_told_before_anything_heavy_is_imported(recipe):
+@pytest.mark.parametrize("command", ["train", "check"])
+def test_a_wrong_recipe_is_told_before_anything_heavy_is_imported(recipe, command):
     program = (
-        "import sys; sys.argv = ['splitstep', 'train', *sys.argv[1:]]\n"
+        "import sys; sys.argv = ['splitstep', *sys.argv[1:]]\n"
         "from splitstep.cli import main\n"
         "try: main()\n"
         "except SystemExit as left: assert left.code == 2, left.code\n"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
     )
     answer = subprocess.run(
-        [sys.executable, "-c", program, *recipe.split()], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program, command, *recipe.split()], capture_output=True, text=True, timeout=60
     )
     assert answer.returncode == 0, answer.stderr
     assert len(answer.stderr.splitlines()) == 1

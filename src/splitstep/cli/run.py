@@ -38,9 +38,12 @@ def check(name: RecipeName, settings: Settings = None, as_json: Json = False) ->
     Example: splitstep check laptop/multi30k-en-de
     """
     from splitstep.recipe import load
+
+    runs = load(name, settings or [])  # before seconds of imports: is the recipe one?
+
     from splitstep.training.trials import check as checked
 
-    rows = [{"run": label or name} | checked(recipe) for label, recipe in load(name, settings or [])]
+    rows = [{"run": label or name} | checked(recipe) for label, recipe in runs]
     if as_json:
         print_json(rows if len(rows) > 1 else rows[0])
         return
@@ -147,10 +150,10 @@ def folder_name(name: str, settings: list[str]) -> str:
 
 def chosen_folder(folder: Path, *, fresh: bool) -> Path:
     """The folder, or one beside it where it is taken and a fresh one is asked for."""
+    if fresh and "RANK" in os.environ:  # one of them may have made the folder before another looks
+        raise UserError("--fresh: processes of torchrun cannot agree on a new folder; name one with --out")
     if not fresh or not folder.exists():
         return folder
-    if "RANK" in os.environ:
-        raise UserError("--fresh: processes of torchrun cannot agree on a new folder; name one with --out")
     number = 2
     while (other := folder.with_name(f"{folder.name}-{number}")).exists():
         number += 1

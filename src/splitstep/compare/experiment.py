@@ -57,7 +57,7 @@ class Experiment:
         """Seconds of an update of each scheme where time is made equal: measured once, when the comparison begins."""
         if self.match != "seconds":
             return None
-        if (before := self._before()) and "pace" in before:
+        if "pace" in (before := self._before()):
             return before["pace"]
         from splitstep.training.trials import paces
 
