@@ -9,6 +9,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -199,11 +200,11 @@ def evolved_quality() -> str:
 
 def _network(name: str) -> int:
     """The trained weights of the feed-forward networks of a scheme at the size of laptop/ag-news."""
-    from splitstep.compare.schemes import Scheme
+    from splitstep.compare.schemes import Candidate
     from splitstep.models.accounting import empty_model
     from splitstep.tables import read
 
-    chosen = {**read("laptop/ag-news")["model"], **Scheme.named(name).settings}
+    chosen = {**read("laptop/ag-news")["model"], **Candidate.named(name).settings}
     model = empty_model(preset(chosen.pop("preset"), "encoder", **chosen))
     return sum(p.numel() for name, p in model.named_parameters() if "convection" in name and p.requires_grad)
 
@@ -227,6 +228,23 @@ def _keys(path: str, section: type[BaseModel]) -> Iterator[list[str]]:
         yield [f"`{key}`", _value(properties[name]), default, comments.get(name, "").replace("|", "\\|")]
 
 
+def configuration() -> str:
+    """The settings of a model, with what the source says beside each."""
+    from splitstep.models.configuration import NAMED, SplitstepConfig
+
+    splittings = {"splitting": SPLITTINGS["encoder"], "decoder_splitting": SPLITTINGS["decoder"]}
+    named = NAMED | splittings | {"integrator": TABLEAUS}
+    comments = _beside(SplitstepConfig)
+    rows = []
+    for field in fields(SplitstepConfig):
+        if isinstance(field.type, str) or field.name.endswith("token_id"):  # Hugging Face's own
+            continue
+        default = "" if field.default is None else f"`{field.default}`"
+        values = ", ".join(f"`{name}`" for name in named.get(field.name, ()))
+        rows.append([f"`{field.name}`", default, values, comments.get(field.name, "")])
+    return markdown(["key", "default", "one of", ""], rows)
+
+
 def _value(allowed: dict[str, Any]) -> str:
     """What a key takes, from its JSON schema."""
     if "anyOf" in allowed:
@@ -243,8 +261,12 @@ def _comments(section: type[BaseModel]) -> dict[str, str]:
     found: dict[str, str] = {}
     for owner in reversed(section.__mro__):
         if issubclass(owner, BaseModel) and owner is not BaseModel:
-            found |= dict(re.findall(r"(?m)^    (\w+): (?:.*?|[^)]*\n    \))  # (.+)$", inspect.getsource(owner)))
+            found |= _beside(owner)
     return found
+
+
+def _beside(owner: type[Any]) -> dict[str, str]:
+    return dict(re.findall(r"(?m)^    (\w+): (?:.*?|[^)]*\n    \))  # (.+)$", inspect.getsource(owner)))
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -258,6 +280,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "splittings": splittings,
     "integrators": integrators,
     "presets": presets,
+    "configuration": configuration,
     "preset_parameters": preset_parameters,
     "benchmarks": benchmarks,
     "evolution": evolution,

@@ -41,6 +41,15 @@ def test_the_python_of_the_readme_runs_and_prints_what_its_comments_say(capsys):
     assert capsys.readouterr().out.splitlines() == promised
 
 
+@pytest.mark.parametrize("page", ["mathematics", "models"])
+def test_the_python_of_the_documents_runs(page, tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert blocks
+    # Another process: one may add to the tables of schemes.
+    ended = subprocess.run([sys.executable, "-c", "\n".join(blocks)], cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.stem)
 def test_the_recipes_of_the_documents_are_recipes(page):
     for text in re.findall(r"```toml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):

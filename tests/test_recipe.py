@@ -45,6 +45,7 @@ def test_of_two_exclusive_settings_the_command_line_s_displaces_the_other(tmp_pa
         ("dat", {}, "unknown section 'dat'; choose from .*did you mean 'data'"),
         ("training.updatse", 3, r"unknown key 'training.updatse'; .*did you mean 'training.updates'"),
         ("data.vocabulary.siz", 3, r"unknown key 'data.vocabulary.siz'; .*did you mean 'data.vocabulary.size'"),
+        ("data.vocabulary.size", "al", "data.vocabulary.size: input should be a valid integer, got 'al'"),
         ("training.updates", "3", "training.updates: input should be a valid integer, got '3'"),
         ("training.updates", -3, "training.updates: input should be greater than 0, got -3"),
         ("training.schedule", "cosin", "training.schedule: input should be 'constant',.*got 'cosin'"),

@@ -18,7 +18,7 @@ from splitstep.cli import app
 from splitstep.compare.claims import CLAIMS, claims_among
 from splitstep.compare.experiment import Experiment, compare
 from splitstep.compare.measures import MEASURES, measure_name
-from splitstep.compare.schemes import Scheme, contestants, shares_weights, width_step
+from splitstep.compare.schemes import Candidate, contestants, shares_weights, width_step
 from splitstep.recipe import load, recipe
 from splitstep.reports import page, tables
 from splitstep.solver.errors import RunError, UserError
@@ -42,16 +42,16 @@ def whole(tmp_path):
 
 
 def test_a_scheme_is_a_preset_with_settings():
-    found = Scheme.named("parallel/num_independent_layers=3/integrator=heun")
+    found = Candidate.named("parallel/num_independent_layers=3/integrator=heun")
     assert found.settings == {"preset": "parallel", "num_independent_layers": 3, "integrator": "heun"}
     with pytest.raises(UserError, match=r"unknown scheme 'macarn'.*did you mean 'macaron'"):
-        Scheme.named("macarn")
-    assert (Scheme.named("parallel-rk4:1").name, Scheme.named("parallel-rk4:1").seeds) == ("parallel-rk4", 1)
+        Candidate.named("macarn")
+    assert (Candidate.named("parallel-rk4:1").name, Candidate.named("parallel-rk4:1").seeds) == ("parallel-rk4", 1)
     with pytest.raises(UserError, match="the seeds of a scheme are a number from 1 on, got 'macaron:0'"):
-        Scheme.named("macaron:0")
+        Candidate.named("macaron:0")
 
     with pytest.raises(UserError, match="a scheme begins with its preset, so parallel/preset=macaron has two"):
-        Scheme.named("parallel/preset=macaron")
+        Candidate.named("parallel/preset=macaron")
 
 
 def test_a_recipe_does_not_make_a_scheme_another_one(whole):

@@ -54,6 +54,17 @@ def test_words_are_sorted_by_frequency_behind_the_special_tokens():
     assert next(vocabulary.encode(small, ["b a c <unk>"])).tolist() == [5, 6, 3, 3]
 
 
+def test_a_word_in_the_place_of_a_mask_brings_its_own_space():
+    tokenizer = vocabulary.as_hugging_face(learnt(kind="bpe"))
+    words = TEXT[0].split()
+    ids = tokenizer(TEXT[0])["input_ids"]
+    hidden = tokenizer(" ".join([words[0], tokenizer.mask_token, *words[2:]]))["input_ids"]
+    place = hidden.index(tokenizer.mask_token_id)
+    rest = len(hidden) - place - 1
+    assert hidden[:place] + hidden[place + 1 :] == ids[:place] + ids[len(ids) - rest :]
+    assert tokenizer.decode(ids[place : len(ids) - rest]) == f" {words[1]}"
+
+
 @pytest.mark.parametrize("kind", LEARNT)
 def test_special_tokens_have_their_places_and_survive_saving(kind, tmp_path):
     tokenizer = learnt(kind=kind)

@@ -176,6 +176,16 @@ def test_the_part_of_a_long_text_that_is_asked_for_is_kept_and_counted(truncatio
     assert f"{long} of 20 test examples are longer than 6 tokens; the {truncation} of their text is kept" in said
 
 
+@pytest.mark.parametrize(("kind", "share"), [("word", None), ("grey", "100%"), ("listops", "100%")])
+def test_a_vocabulary_that_knows_few_of_the_words_is_named(kind, share, tmp_path):
+    root = corpora.news(tmp_path / "data")
+    said = []
+    settings = recipe(corpora.classification_recipe(root, data={"vocabulary": {"kind": kind}}))
+    Classification(settings.data, settings.evaluation, say=said.append).sequences("train")
+    lines = [line for line in said if "unknown" in line]
+    assert [line.split(" of the train tokens are unknown")[0] for line in lines] == [share] * (share is not None)
+
+
 def test_words_are_dropped_by_seed_epoch_and_example_alone(tmp_path):
     root = corpora.news(tmp_path / "data")
     task = task_of(corpora.classification_recipe(root, data={"word_dropout": 0.3}))

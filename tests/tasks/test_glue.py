@@ -331,7 +331,7 @@ def test_all_tasks_are_fine_tuned_once_and_set_side_by_side(tmp_path, begun):
 
 def test_tasks_with_unequal_seeds_have_the_mean_of_their_means():
     scores = {"CoLA": {"mean": 20.0, "values": [10.0, 20.0, 30.0]}, "RTE": {"mean": 60.0, "values": [60.0]}}
-    assert _averages(scores) == {"mean of 2 tasks": {"mean": 40.0, "std": 0.0, "values": [40.0]}}
+    assert _averages(scores) == {"mean of 2 tasks": {"mean": 40.0, "std": None, "values": [40.0]}}
     scores["RTE"]["values"] = [50.0, 60.0, 70.0]
     assert _averages(scores)["mean of 2 tasks"] == {"mean": 40.0, "std": 10.0, "values": [30.0, 40.0, 50.0]}
 

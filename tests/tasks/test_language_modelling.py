@@ -147,3 +147,12 @@ def test_what_is_watched_in_training_is_what_is_measured_without_a_window(tmp_pa
     )
     assert watched["perplexity"] == pytest.approx(measured["perplexity"], rel=1e-5)
     assert sum(task.lengths("valid") - 1) == len(task.stream("valid").tokens) - 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("prompt", ["Ein größerer Satz", "Ein neues Wort , und noch eines mit mehr als zwölf Token"])
+def test_a_prompt_is_given_back_as_it_was(kind, prompt, tmp_path):
+    task, model = untrained(tmp_path / "data", kind=kind)
+    text = task.continued(prompt, Predictor(model), tokens=4, temperature=0.8, seed=1)
+    assert text.startswith(prompt)
+    assert task.unknown([prompt]) == ([0] if kind == "word" and "neues" in prompt else [])

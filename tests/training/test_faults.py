@@ -127,6 +127,7 @@ def test_a_signal_in_any_phase_saves_and_leaves(tmp_path, phase, number):
     code, said = faults.run([*asked, str(run)], log=tmp_path / "log", fault=fault)
     assert code == 128 + number, said
     assert "stopped by a signal after update 3; the same command goes on" in said
+    assert ("Ctrl-C again ends at once" in said) == (number == signal.SIGINT)
     assert "going on from update 3" in goes_on(tmp_path, asked, whole, run)
 
 

@@ -144,14 +144,21 @@ def test_going_on_with_other_threads_is_said_and_with_the_same_not(tables, tmp_p
     assert [line.split(":")[0] for line in said] == ["begun with 7 threads, going on with 1"] * (threads != 1)
 
 
-def test_a_run_that_another_commit_goes_on_with_says_so(tables, tmp_path, monkeypatch):
+def test_a_run_that_another_command_goes_on_with_says_so(tables, tmp_path, monkeypatch):
     from splitstep.training import run as running
 
     for commit, updates in (("one", 2), ("one", 4), ("two", 6), ("two", 8)):
         monkeypatch.setattr(running, "_commit", lambda commit=commit: commit)
         train(recipe(corpora.merged(tables, {"training": {"updates": updates}})), tmp_path / "run")
     noted = json.loads((tmp_path / "run" / "environment.json").read_text())
-    assert (noted["commit"], noted["continued"]) == ("one", [{"update": 4, "commit": "two"}])
+    told = [{key: value for key, value in entry.items() if key != "command"} for entry in noted["continued"]]
+    assert noted["commit"] == "one"
+    assert told == [
+        {"update": 2, "updates": 4},
+        {"update": 4, "commit": "two", "updates": 6},
+        {"update": 6, "updates": 8},
+    ]
+    assert all("command" in entry for entry in noted["continued"])
     assert running.Run(tmp_path / "run").commits == {"one", "two"}
 
 

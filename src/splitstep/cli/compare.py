@@ -28,7 +28,12 @@ def compare(
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each scheme.")] = 3,
     match: Annotated[str, typer.Option(help="What is made equal: parameters, flops, seconds or none.")] = "none",
     jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="The folder; comparisons/RECIPE without it.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder; without it comparisons/RECIPE, or comparisons/RECIPE+KEY=VALUE,... under other settings."
+        ),
+    ] = None,
     fresh: Fresh = False,
     as_json: Json = False,
 ) -> None:
@@ -58,7 +63,9 @@ def compare(
     if as_json:
         print_json(results)
         return
-    print_table(f"{name}, {seeds} seeds, match {match}", list(map(tables.brief, tables.rows(results))))
+    print_table(
+        f"{name}, {seeds} seed{'s' * (seeds > 1)}, match {match}", list(map(tables.brief, tables.rows(results)))
+    )
     typer.echo(tables.sentence(results))
     typer.echo(f"report: {report}", err=True)
 

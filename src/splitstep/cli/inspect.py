@@ -183,6 +183,10 @@ def order(
 
 def _chosen_schemes(part: str | None, splitting: str | None, integrator: str | None) -> list[tuple[str, str, str]]:
     rows = fixed_step_schemes()
+    if integrator in TABLEAUS and TABLEAUS[integrator].adaptive:
+        raise UserError(
+            f"{integrator} chooses its steps, so that there are none to halve; `splitstep list` has its order"
+        )
     for index, (kind, name) in enumerate({"part": part, "splitting": splitting, "integrator": integrator}.items()):
         if name is not None:
             lookup(kind, name, {row[index]: row for row in rows})

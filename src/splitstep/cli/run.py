@@ -132,7 +132,7 @@ def changed(recipe: "Recipe", settings: list[str]) -> "Recipe":
     tables = recipe.settings()
     for key, value in map(setting, settings):
         if key.partition(".")[0] not in ("data", "evaluation"):
-            raise UserError(f"{key} belongs to training; of a finished run only data.* and evaluation.* can be set")
+            raise UserError(f"{key}: of a finished run only data.KEY and evaluation.KEY can be set")
         tables = with_setting(tables, key, value)
     return checked(tables)
 

@@ -15,6 +15,7 @@ from splitstep.solver.errors import UserError
 from splitstep.tasks import task_class
 
 Batch = Annotated[int, typer.Option("--batch", min=1, help="The most lines that are taken at a time.")]
+UNKNOWN = "the model does not know some of its words, and reads them as unknown"
 PATIENCE = 0.05  # seconds that a line is waited for before those that came are answered
 
 
@@ -152,13 +153,16 @@ def generate(
         return task.continued(text, predictor, tokens=tokens, temperature=temperature, seed=seed)
 
     def lines_of(lines: Sequence[tuple[int, str]]) -> Iterator[str]:
-        texts = [text for _, text in lines]
-        _warn([number for number, _ in lines], task.too_long(texts), "longer than what the model sees; its end counts")
+        numbers, texts = [number for number, _ in lines], [text for _, text in lines]
+        _warn(numbers, task.too_long(texts), "longer than what the model sees; its end counts")
+        _warn(numbers, task.unknown(texts), UNKNOWN)
         return (" ".join(continued(text).split("\n")) for text in texts)
 
     if prompt is None:
         _answer(lines_of, batch=1)
     else:
+        if task.unknown([prompt]):
+            typer.echo(f"--prompt: {UNKNOWN}", err=True)
         typer.echo(continued(prompt))
 
 

@@ -11,7 +11,7 @@ from splitstep.compare import examples
 from splitstep.compare.costs import in_turns
 from splitstep.compare.jobs import Job, finish, threads_of_each
 from splitstep.compare.measures import measure_name
-from splitstep.compare.schemes import Contestant, Scheme, contestants
+from splitstep.compare.schemes import Candidate, Contestant, contestants
 from splitstep.recipe import HOW_IT_IS_DONE, Recipe, recipe
 from splitstep.solver.errors import RunError, UserError
 from splitstep.tables import differences, read_json, with_setting
@@ -81,7 +81,7 @@ class Experiment:
 
     def setup(self) -> dict[str, Any]:
         """What makes a comparison this one."""
-        schemes = [Scheme.named(name) for name in self.names]
+        schemes = [Candidate.named(name) for name in self.names]
         chosen = {"schemes": [scheme.name for scheme in schemes], "match": self.match, "jobs": self.jobs}
         seeds = {scheme.name: min(self.seeds, scheme.seeds or self.seeds) for scheme in schemes}
         return {"comparison": chosen | {"seeds": seeds}, "recipe": self.recipe.settings()}

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from splitstep.compare.jobs import Job, finish
 from splitstep.recipe import Recipe, recipe, runs
+from splitstep.reports.published import spread
 from splitstep.solver.errors import RunError, UserError, lookup
 from splitstep.tables import read, setting, with_setting, with_settings
 from splitstep.tasks.glue import GLUE, WNLI, averages, metrics_of, score
@@ -128,9 +127,9 @@ def _averages(scores: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     counts = {len(score["values"]) for score in scores.values()}
     if len(counts) > 1:
         whole = averages({task: score["mean"] for task, score in scores.items()})
-        return {name: _spread([mean]) for name, mean in whole.items()}
+        return {name: spread([mean]) for name, mean in whole.items()}
     means = [averages({task: score["values"][i] for task, score in scores.items()}) for i in range(*counts)]
-    return {name: _spread([mean[name] for mean in means]) for name in means[0]}
+    return {name: spread([mean[name] for mean in means]) for name in means[0]}
 
 
 def _row(task: str, trials: list[Trial]) -> dict[str, Any]:
@@ -144,16 +143,11 @@ def _measured(task: str, setting: str, trials: list[Trial]) -> dict[str, Any]:
     runs = [Run(trial.folder).results() for trial in trials]
     found = [result["metrics"] for result in runs if result is not None]
     metrics = {
-        name if split == "valid" else f"{name} ({split})": _spread([100 * metrics[split][name] for metrics in found])
+        name if split == "valid" else f"{name} ({split})": spread([100 * metrics[split][name] for metrics in found])
         for split in found[0]
         for name in metrics_of(task)
     }
-    return {"task": task, "setting": setting, "metrics": metrics, "score": _spread([score(task, m) for m in found])}
-
-
-def _spread(values: list[float]) -> dict[str, Any]:
-    std = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-    return {"mean": float(np.mean(values)), "std": std, "values": values}
+    return {"task": task, "setting": setting, "metrics": metrics, "score": spread([score(task, m) for m in found])}
 
 
 def _grouped(trials: list[Trial], key: Callable[[Trial], str]) -> Iterator[tuple[str, list[Trial]]]:

@@ -19,7 +19,7 @@ TOLERANCE = 0.01  # within which parameters count as equal
 
 
 @dataclass(frozen=True)
-class Scheme:
+class Candidate:
     """A preset with further settings of the model, as `parallel/num_independent_layers=3` names it.
 
     `:1` behind the name is the most seeds it is trained with, for a scheme that costs too much.
@@ -30,7 +30,7 @@ class Scheme:
     seeds: int | None = None
 
     @classmethod
-    def named(cls, text: str) -> "Scheme":
+    def named(cls, text: str) -> "Candidate":
         """The scheme of a name."""
         name, _, seeds = text.partition(":")
         if seeds and not (seeds.isdecimal() and int(seeds)):
@@ -57,7 +57,7 @@ class Scheme:
 class Contestant:
     """A scheme with the recipe it is trained by, and what was adjusted to make the terms equal."""
 
-    scheme: Scheme
+    scheme: Candidate
     recipe: Recipe
     config: "SplitstepConfig"
     parameters: "Parameters"
@@ -67,7 +67,7 @@ class Contestant:
     pace: float | None = None  # measured seconds of an update
 
 
-def with_scheme(whole: Recipe, scheme: Scheme, **adjusted: Any) -> Recipe:
+def with_scheme(whole: Recipe, scheme: Candidate, **adjusted: Any) -> Recipe:
     """The recipe with another scheme, everything else equal."""
     scheme.check(whole.model)
     tables = whole.settings() | {"published": whole.published}
@@ -84,13 +84,13 @@ def contestants(
     from splitstep.training.costs import training_flops
     from splitstep.training.ready import configuration, task_of, updates_of
 
-    schemes = list(map(Scheme.named, names))
+    schemes = list(map(Candidate.named, names))
     if len({scheme.name for scheme in schemes}) < max(len(schemes), 2):
         raise UserError(f"a comparison needs schemes that differ, and two of them, got {', '.join(names) or 'none'}")
     task = task_of(whole)
     asked = updates_of(task, whole.training)
 
-    def counted(scheme: Scheme, **adjusted: Any) -> Contestant:
+    def counted(scheme: Candidate, **adjusted: Any) -> Contestant:
         run = with_scheme(whole, scheme, **adjusted)
         config = configuration(run, task)
         shown = {key: value for section in adjusted.values() for key, value in section.items()}

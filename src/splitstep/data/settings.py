@@ -33,7 +33,7 @@ def validated(schema: type[Model], values: Mapping[str, Any], *, path: str = "")
 
 def _explained(schema: type[BaseModel], error: ValidationError, path: str) -> UserError:
     first = error.errors()[0]
-    keys = [str(key) for key in first["loc"] if isinstance(key, str) and "[" not in key]
+    keys = [key for key in first["loc"] if isinstance(key, str) and key.isidentifier()]  # others name one of two types
     name = ".".join([*([path] if path else []), *keys])
     if first["type"] == "extra_forbidden":
         return unknown("key", name, _names(schema, keys[:-1], path))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from splitstep.data import listops
 from splitstep.data.files import checksum, find, lines
@@ -70,6 +70,8 @@ def _bpe(settings: Vocabulary, texts: Iterable[str]) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    # A word in the place of a mask brings its own space.
+    tokenizer.add_special_tokens([AddedToken(SPECIALS["mask"], lstrip=True, special=True)])
     return tokenizer
 
 

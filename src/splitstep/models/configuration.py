@@ -82,95 +82,91 @@ class SplitstepConfig(PreTrainedConfig):
         "encoder_last_hidden_state",
     ]
 
-    kind: str = "encoder"
+    kind: str = "encoder"  # what it reads and writes
 
-    # Sizes. `intermediate_size` is the feed-forward width of a whole layer, divided among its convection sub-steps.
-    vocab_size: int = 32768
-    hidden_size: int = 512
-    num_hidden_layers: int = 6
-    num_decoder_layers: int | None = None
+    # Sizes.
+    vocab_size: int = 32768  # tokens
+    hidden_size: int = 512  # width of a particle's state
+    num_hidden_layers: int = 6  # of each stack; of the encoder where num_decoder_layers is given
+    num_decoder_layers: int | None = None  # num_hidden_layers without it
     num_attention_heads: int = 8
-    intermediate_size: int = 2048
-    max_position_embeddings: int = 512
+    intermediate_size: int = 2048  # feed-forward width of a whole layer, divided among its feed-forward networks
+    max_position_embeddings: int = 512  # the longest sequence
 
     # The scheme: how a layer's step is split and advanced, and which weights act when.
-    splitting: str = "lie_trotter"
-    decoder_splitting: str | None = None
-    integrator: str = "euler"
-    num_independent_layers: int | None = None
-    steps_per_layer: int = 1
-    step_size: float = 1.0
-    share_substeps: bool = False
+    splitting: str = "lie_trotter"  # how a layer's step is split into sub-steps
+    decoder_splitting: str | None = None  # splitting without it
+    integrator: str = "euler"  # how each sub-step is advanced
+    num_independent_layers: int | None = None  # weight sets, each for equally many layers in a row
+    steps_per_layer: int = 1  # equal steps in the time of a layer
+    step_size: float = 1.0  # the time that a layer spans
+    share_substeps: bool = False  # one module for all sub-steps of a term, at several times
     reversible: bool = False  # training memory that does not grow with depth, for twice the evaluations
-    time_embedding: str = "none"
-    rtol: float = Tolerance.rtol
-    atol: float = Tolerance.atol
-    max_evaluations: int = Tolerance.max_evaluations
+    time_embedding: str = "none"  # how the weights come to know the time
+    rtol: float = Tolerance.rtol  # relative error that an adaptive integrator allows
+    atol: float = Tolerance.atol  # absolute error, likewise
+    max_evaluations: int = Tolerance.max_evaluations  # of the field by an adaptive integrator, then an error
 
-    # Adaptive halting (Graves 2016; Dehghani et al. 2018): `ponder_weight` times the ponder cost joins the loss that is
-    # trained.
-    halting: str = "none"
-    halting_epsilon: float = 0.01
-    ponder_weight: float = 0.01
+    # Adaptive halting.
+    halting: str = "none"  # whether particles stop by themselves (Graves 2016; Dehghani et al. 2018)
+    halting_epsilon: float = 0.01  # a particle halts when its probabilities sum to one less this
+    ponder_weight: float = 0.01  # of the ponder cost in the loss that is trained
 
-    # Attention computed in every layer, or once a segment and evolved in time (Dutta et al. 2021). `time_dim` is the
-    # width of the time vector a head, the head's own by default; `time_keys` keeps parameters that cancel.
-    attention: str = "full"
-    evolution: str = "published"
-    num_segments: int = 1
-    time_dim: int | None = None
-    time_keys: bool = True
+    # Attention.
+    attention: str = "full"  # in every layer, or once a segment and evolved in time (Dutta et al. 2021)
+    evolution: str = "published"  # how attention is evolved
+    num_segments: int = 1  # of the depth; attention is computed anew in each
+    time_dim: int | None = None  # width of the time vector of a head; the head's own without it
+    time_keys: bool = True  # keep the published parameters that cancel in the softmax
 
     # Fields and norms.
-    feed_forward: str = "full"
-    norm: str = "pre"
-    norm_type: str = "layer_norm"
+    feed_forward: str = "full"  # learnt in every layer, or moved with depth
+    norm: str = "pre"  # where the norms are
+    norm_type: str = "layer_norm"  # what they are
     layer_norm_eps: float = 1e-5
-    hidden_act: str = "relu"
+    hidden_act: str = "relu"  # between the two products of a feed-forward network
     first_hidden_act: str | None = None  # of the first of a layer's several feed-forward networks, where it differs
     attention_bias: bool = True
     feed_forward_bias: bool = True
 
     # Noise.
-    dropout: float = 0.0
+    dropout: float = 0.0  # of what each term adds
     embedding_dropout: float | None = None  # dropout without it
-    attention_dropout: float = 0.0
-    activation_dropout: float = 0.0
-    drop_path: float = 0.0
-    classifier_dropout: float = 0.0
+    attention_dropout: float = 0.0  # of attention weights
+    activation_dropout: float = 0.0  # inside feed-forward networks
+    drop_path: float = 0.0  # the chance that an example skips a term, growing linearly with depth to this
+    classifier_dropout: float = 0.0  # in front of a classifier
 
-    # Embeddings. fairseq counts positions from pad_token_id + 1: position_offset = 2 for its models.
+    # Embeddings.
     position_embedding: str = "sinusoidal"
-    position_offset: int = 0
-    sinusoid_ladder: str = "tensor2tensor"
-    rotary_base: float = 10000.0
-    type_vocab_size: int = 0
-    scale_embedding: bool = False
-    embedding_norm: bool = False
-    tie_word_embeddings: bool = True
+    position_offset: int = 0  # the number of the first position; 2 in fairseq, which counts from pad_token_id + 1
+    sinusoid_ladder: str = "tensor2tensor"  # frequencies of sinusoidal positions and times
+    rotary_base: float = 10000.0  # of the frequencies of rotary positions
+    type_vocab_size: int = 0  # token types that are told apart, as first and second text
+    scale_embedding: bool = False  # embeddings times the square root of hidden_size
+    embedding_norm: bool = False  # a norm on the embeddings
+    tie_word_embeddings: bool = True  # one table for embeddings and the head over the vocabulary
 
-    # An adaptive vocabulary (Grave et al. 2017; Baevski & Auli 2019): tokens are numbered by falling frequency, and lie
-    # in bands that end at the cutoffs, each `adaptive_factor` times narrower than the one before. The dropout acts
-    # behind the projections to the rarer bands of the softmax.
-    adaptive_cutoffs: list[int] | None = None
-    adaptive_factor: int = 4
-    adaptive_dropout: float = 0.0
+    # An adaptive vocabulary (Grave et al. 2017; Baevski & Auli 2019), its tokens numbered by falling frequency.
+    adaptive_cutoffs: list[int] | None = None  # where the bands of tokens end
+    adaptive_factor: int = 4  # how much narrower each band is than the one before
+    adaptive_dropout: float = 0.0  # behind the projections to the rarer bands of the softmax
 
     # Images.
-    image_size: int = 224
-    patch_size: int = 16
-    num_channels: int = 3
+    image_size: int = 224  # pixels a side
+    patch_size: int = 16  # pixels a side
+    num_channels: int = 3  # 1 grey, 3 colours
 
-    # Heads. `mlm_transform` and `pooler` are BERT's dense layers in front of its heads.
+    # Heads.
     lm_head_bias: bool = False
-    mlm_transform: bool = True
-    pooler: bool = False
-    pooling: str = "first"
-    comparison: str = "nli"
+    mlm_transform: bool = True  # BERT's dense layer in front of its head over the vocabulary
+    pooler: bool = False  # BERT's dense layer in front of its classifiers
+    pooling: str = "first"  # what a classifier reads
+    comparison: str = "nli"  # what is read of two texts that do not see each other
 
     # Initialisation.
     initialization: str = "normal"
-    initializer_range: float = 0.02
+    initializer_range: float = 0.02  # deviation of normal weights
 
     # Special tokens.
     pad_token_id: int | None = None
@@ -181,7 +177,7 @@ class SplitstepConfig(PreTrainedConfig):
     sep_token_id: int | None = None
     mask_token_id: int | None = None
     decoder_start_token_id: int | None = None
-    use_cache: bool = True
+    use_cache: bool = True  # keep keys and values in generation
 
     @classmethod
     def check_names(cls, keys: Iterable[str]) -> None:
@@ -218,7 +214,7 @@ class SplitstepConfig(PreTrainedConfig):
     def check(self) -> None:
         """Refuse wrong types, names that are in no table, sizes that do not fit, and combinations that cannot be."""
         self._check_types()
-        for name, table in _NAMED.items():
+        for name, table in NAMED.items():
             lookup(name, getattr(self, name), table)
         for name, other, value in _ACTS_WITH:
             if getattr(self, other) != value and getattr(self, name) != getattr(SplitstepConfig, name):
@@ -415,7 +411,7 @@ class SplitstepConfig(PreTrainedConfig):
         return slots
 
 
-_NAMED: dict[str, Any] = {
+NAMED: dict[str, Any] = {
     "kind": KINDS,
     "norm": PLACEMENTS,
     "norm_type": NORMS,

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 Names = Annotated[list[str], Field(min_length=1)]
 Texts = tuple[str, ...]
+MANY_UNKNOWN = 0.2  # the share of unknown tokens that is worth a line
 
 
 class ClassificationData(Section):
@@ -272,6 +273,8 @@ class Classification(Task):
         notes: list[str] = []
         columns: dict[str, list[Any]] = {"seconds": [], "labels": [], "clues": [], "cut": []}
         clue = self.data.choice.format.clue or (lambda text: "")
+        unknown = vocabulary.specials(self.tokenizer)["unk"]
+        counts = {"unknown": 0, "all": 0}
 
         def tokens() -> Iterator[list[int]]:
             for example, encodings in self._encoded(self.examples(split, notes)):
@@ -279,7 +282,10 @@ class Classification(Task):
                 columns["clues"].append(clue(example.texts[0]))
                 columns["cut"].append(any(encoding.overflowing for encoding in encodings))
                 columns["seconds"] += map(_second, encodings)
-                yield from (encoding.ids for encoding in encodings)
+                for encoding in encodings:
+                    counts["unknown"] += encoding.ids.count(unknown)
+                    counts["all"] += encoding.special_tokens_mask.count(0)
+                    yield encoding.ids
 
         Ragged.write(folder / "sequences", tokens())
         if cut := sum(columns["cut"]):
@@ -289,6 +295,9 @@ class Classification(Task):
             )
         if not columns["labels"]:
             raise UserError(f"there is not one {split} example")
+        if (share := counts["unknown"] / max(counts["all"], 1)) > MANY_UNKNOWN:
+            kind = self.data.vocabulary.kind
+            notes.append(f"{share:.0%} of the {split} tokens are unknown: a vocabulary of the kind {kind!r} fits ill")
         arrays: dict[str, Any] = {name: np.asarray(column) for name, column in columns.items()}
         np.savez(folder / "columns.npz", **arrays)
         return notes

@@ -260,11 +260,20 @@ class LanguageModelling(Task):
                 max_new_tokens=min(tokens, self.data.tokens_per_sample - inputs["input_ids"].shape[1]),
                 **draw,
             )
-        return self.tokenizer.decode([*ids[: -self._room].tolist(), *out[0].tolist()], skip_special_tokens=True)
+        new = self._text([*ids.tolist(), *out[0, inputs["input_ids"].shape[1] :].tolist()])
+        return prompt + new.removeprefix(self._text(ids.tolist()))
+
+    def _text(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
 
     def too_long(self, prompts: list[str]) -> list[int]:
         """Of which prompts the model sees the end alone."""
         return [number for number, prompt in enumerate(prompts) if len(self._prompt(prompt)) > self._room]
+
+    def unknown(self, prompts: list[str]) -> list[int]:
+        """Which prompts have words that the model does not know."""
+        unknown = vocabulary.specials(self.tokenizer)["unk"]
+        return [number for number, prompt in enumerate(prompts) if unknown in self._prompt(prompt)]
 
     def _prompt(self, text: str) -> NDArray[np.int64]:
         return next(vocabulary.encode(self.tokenizer, [text], add_special_tokens=False)).astype(np.int64)

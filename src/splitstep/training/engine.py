@@ -103,11 +103,11 @@ def _train(
         tell(f"the warm-up of {settings.warmup:,} updates is not over when the run is: its rate ends at {end:.0%}")
     if checkpoint is not None:
         if rank() == 0:
-            run.goes_on(done)
+            run.goes_on(done, updates=updates)
         _resumed(run, settings, done, updates, model.config.hidden_size, tell)
     if settings.sharding != "none" and world() == 1:
         tell("training.sharding: there is one process, so the model stays whole")
-    with Signals() as signals, (display if rank() == 0 else Lines)(updates) as shown:
+    with Signals(told=rank() == 0) as signals, (display if rank() == 0 else Lines)(updates) as shown:
         trainer = SplitstepTrainer(
             model,
             task=task,

@@ -108,13 +108,14 @@ class Run:
         write_atomically(self.folder / "environment.json", written)
         self.write_recipe(wanted)
 
-    def goes_on(self, update: int) -> None:
-        """Note it where other versions, or another commit, go on with the run."""
-        before, now = self.environment(), environment()
+    def goes_on(self, update: int, **facts: Any) -> None:
+        """Note the command that goes on with the run, where versions, the commit or the facts are not those before."""
+        before, now = self.environment(), environment() | facts
         latest = before | {key: value for entry in before.get("continued", []) for key, value in entry.items()}
         changed = {key: value for key, value in now.items() if key != "command" and latest.get(key) != value}
         if changed:
-            noted = before | {"continued": [*before.get("continued", []), {"update": update, **changed}]}
+            entry = {"update": update, "command": now["command"], **changed}
+            noted = before | {"continued": [*before.get("continued", []), entry]}
             write_atomically(self.folder / "environment.json", json.dumps(noted, indent=2))
 
     @property

@@ -1,18 +1,24 @@
 """Ctrl-C and SIGTERM, obeyed between updates."""
 
+import os
 import signal
 import time
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+STDERR = 2
 SAME_SIGNAL = 0.5  # seconds; torchrun passes on a Ctrl-C that the terminal has already sent to every process
 
 
 @dataclass
 class Signals:
-    """Ctrl-C and SIGTERM asked for: the run ends after the update at hand. A second Ctrl-C ends it at once."""
+    """Ctrl-C and SIGTERM asked for: the run ends after the update at hand. A second Ctrl-C ends it at once.
 
+    Of several processes that a terminal signals, one is `told`, and answers it.
+    """
+
+    told: bool = True
     received: int | None = None
     _since: float = 0.0
     _before: dict[int, Any] = field(default_factory=dict)
@@ -30,6 +36,9 @@ class Signals:
         now = time.monotonic()
         if self.received is None:
             self.received, self._since = number, now
+            if self.told and number == signal.SIGINT:
+                # Not by `print`: a handler may have come in the middle of one, which forbids a second.
+                os.write(STDERR, b"\nending after the update at hand; Ctrl-C again ends at once\n")
         elif number == signal.SIGINT and now - self._since > SAME_SIGNAL:
             raise KeyboardInterrupt
 
