@@ -88,7 +88,7 @@ def test_pairs_in_one_sequence_are_the_same_every_way(tmp_path):
     assert [row["label"] for row in found] == expected
     assert [row["score"] for row in found] == pytest.approx([probability for _, probability in said], abs=1e-5)
     with pytest.raises(UserError, match="line 3: 1 texts with tabs between them, and the model reads 2"):
-        task.texts_of("one text", place="line 3")
+        task.example_of("one text", place="line 3")
 
 
 def test_the_tokens_are_those_of_the_saved_tokenizer(tmp_path):
@@ -105,7 +105,7 @@ def test_the_tokens_are_those_of_the_saved_tokenizer(tmp_path):
 
 def test_classify_refuses_a_run_of_another_task(tmp_path):
     (tmp_path / "recipe.toml").write_text(toml(corpora.translation_recipe(tmp_path)))
-    with pytest.raises(UserError, match="is a run of the task translation, not of one that labels texts"):
+    with pytest.raises(UserError, match="is a run of the task translation, not of one that labels texts or images"):
         classify(tmp_path)
 
 

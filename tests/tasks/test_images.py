@@ -1,4 +1,5 @@
 import json
+import shutil
 from typing import get_args
 
 import numpy as np
@@ -7,8 +8,10 @@ import torch
 from PIL import Image
 from tests import image_files
 from tests.image_files import WRITERS, coloured, images, images_recipe, write_folder, write_idx
+from typer.testing import CliRunner
 
 from splitstep import SplitstepForImageClassification
+from splitstep.cli import app
 from splitstep.data.batches import Piece, Plan, Stream
 from splitstep.data.images import FORMATS
 from splitstep.models.accounting import empty_model
@@ -241,7 +244,12 @@ def trained(request, tmp_path):
     return Run(tmp_path / "run"), whole, [Image.fromarray(x.transpose(1, 2, 0).squeeze()) for x in pixels]
 
 
-def test_the_pipeline_of_transformers_predicts_what_evaluation_does(trained):
+def _saved(image, path):
+    image.save(path)
+    return str(path)
+
+
+def test_the_pipeline_of_transformers_and_classify_predict_what_evaluation_does(trained, tmp_path):
     from transformers import pipeline
 
     run, whole, shown = trained
@@ -250,9 +258,24 @@ def test_the_pipeline_of_transformers_predicts_what_evaluation_does(trained):
     made = classify.image_processor(images=shown, return_tensors="np")["pixel_values"]
     np.testing.assert_allclose(made, task.batch("test", np.arange(20))["pixel_values"], atol=1e-5)
     rows = map(json.loads, (run.folder / "predictions-test.jsonl").read_text().splitlines())
-    assert [classify(image)[0]["label"] for image in shown] == [row["prediction"] for row in rows]
+    answers = [classify(image)[0] for image in shown]
+    assert [answer["label"] for answer in answers] == [row["prediction"] for row in rows]
+    shutil.move(tmp_path / "data", tmp_path / "away")  # a model is used without its data
+    given = "\n".join(_saved(image, tmp_path / f"{number}.png") for number, image in enumerate(shown))
+    told = CliRunner().invoke(app, ["classify", str(run.folder)], input=given).stdout.splitlines()
+    assert [line.split("\t")[0] for line in told] == [answer["label"] for answer in answers]
+    np.testing.assert_allclose([float(line.split("\t")[1]) for line in told], [a["score"] for a in answers], atol=1e-4)
+    shutil.move(tmp_path / "away", tmp_path / "data")
     metrics = evaluate(run, whole, "test", say=lambda line: None)["metrics"]
     assert metrics == run.results()["metrics"]["test"]
+
+
+def test_a_line_that_names_no_image_is_told_with_its_number(cifar, tmp_path):
+    train(recipe(images_recipe(cifar)), tmp_path / "run", say=lambda line: None)
+    (tmp_path / "text.png").write_text("no image")
+    answer = CliRunner().invoke(app, ["classify", str(tmp_path / "run")], input=f"\n{tmp_path / 'text.png'}\n")
+    assert isinstance(answer.exception, UserError)
+    assert str(answer.exception).startswith(f"line 2: {tmp_path / 'text.png'} cannot be read as an image")
 
 
 def test_a_model_of_other_labels_is_refused(cifar, tmp_path):

@@ -1,11 +1,11 @@
-"""Commands that use a finished model on text: translate, generate, classify."""
+"""Commands that use a finished model: translate, generate, classify."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from queue import Empty, Queue
 from threading import Thread
-from typing import IO, Annotated
+from typing import IO, Annotated, Any
 
 import typer
 
@@ -173,28 +173,29 @@ def classify(
 ) -> None:
     """Label stdin on stdout, `label TAB probability` for each line, in order.
 
-    A task with two texts takes them with a tab between them. An empty line gives an empty line, and a model of numbers
-    the number alone.
+    A line is a text, or the path of an image. A task with two texts takes them with a tab between them. An empty line
+    gives an empty line, and a model of numbers the number alone.
 
     Example: echo 'Shares of the bank rose by two per cent.' | splitstep classify runs/laptop/ag-news
     """
     from splitstep.tasks.classification import Classification
+    from splitstep.tasks.images import Images
     from splitstep.training.run import Run
 
     run = Run.existing(folder)
     recipe = run.recipe()
-    if not issubclass(task_class(recipe.task), Classification):
-        raise UserError(f"{folder} is a run of the task {recipe.task}, not of one that labels texts")
+    if not issubclass(task_class(recipe.task), Classification | Images):
+        raise UserError(f"{folder} is a run of the task {recipe.task}, not of one that labels texts or images")
 
     from splitstep.training.engine import loaded
 
-    task, predictor = loaded(run, recipe)
-    assert isinstance(task, Classification)
+    task, predictor = loaded(run, recipe, alone=recipe.task == "images")
+    assert isinstance(task, Classification | Images)
 
     def labels(lines: Sequence[tuple[int, str]]) -> Iterator[str]:
-        rows = [task.texts_of(text, place=f"line {number}") for number, text in lines]
-        told = f"longer than {task.data.max_length} tokens; the {task.data.truncation} of its text counts"
-        _warn([number for number, _ in lines], task.too_long(rows), told)
+        rows: list[Any] = [task.example_of(text, place=f"line {number}") for number, text in lines]
+        for index, remark in task.remarks(rows):
+            typer.echo(f"line {lines[index][0]}: {remark}", err=True)
         return (_labelled(*answer) for answer in task.classified(rows, predictor))
 
     _answer(labels, batch=batch)

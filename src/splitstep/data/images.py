@@ -244,12 +244,13 @@ def _read_folder(place: Place, name: str, names: list[str]) -> Pictures:
         if folder.name not in names:
             raise unknown("class", folder.name, names)
         for path in _image_files(folder):
-            pixels.append(squared(_opened_image(path), place.size))
+            pixels.append(squared(opened_image(path), place.size))
             labels.append(names.index(folder.name))
     return _pictures(place.folder / name, np.stack(pixels), np.asarray(labels), names)
 
 
-def _opened_image(path: Path) -> "Image":
+def opened_image(path: Path) -> "Image":
+    """An image file, in colours."""
     from PIL import Image, ImageOps
 
     try:

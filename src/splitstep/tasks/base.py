@@ -197,3 +197,9 @@ def padded(sequences: list[NDArray[np.int32]], fill: int) -> NDArray[np.int64]:
     for row, sequence in zip(array, sequences, strict=True):
         row[: len(sequence)] = sequence
     return array
+
+
+def likeliest(logits: NDArray[np.float64]) -> list[tuple[int, float]]:
+    """The number of the likeliest label of each row, and its probability."""
+    shifted = np.exp(logits - logits.max(1, keepdims=True))
+    return list(zip(logits.argmax(1).tolist(), (shifted.max(1) / shifted.sum(1)).tolist(), strict=True))

@@ -24,7 +24,7 @@ from splitstep.data.places import data_folder
 from splitstep.data.settings import Section, one_held_out
 from splitstep.data.vocabulary import Vocabulary
 from splitstep.solver.errors import UserError, lookup
-from splitstep.tasks.base import Batch, Measured, Task, padded
+from splitstep.tasks.base import Batch, Measured, Task, likeliest, padded
 from splitstep.tasks.scores import SCORES, USUAL
 
 if TYPE_CHECKING:
@@ -401,7 +401,7 @@ class Classification(Task):
             return {}
         return {"baseline_accuracy": guessed(learnt, chosen)}
 
-    def texts_of(self, line: str, *, place: str) -> Texts:
+    def example_of(self, line: str, *, place: str) -> Texts:
         """The texts of a line, of which two have a tab between them."""
         wanted = len(self.data.choice.texts)
         texts = (line,) if wanted == 1 else tuple(line.split("\t"))
@@ -409,10 +409,14 @@ class Classification(Task):
             raise UserError(f"{place}: {len(texts)} texts with tabs between them, and the model reads {wanted}")
         return texts
 
-    def too_long(self, rows: list[Texts]) -> list[int]:
+    def remarks(self, rows: list[Texts]) -> Iterator[tuple[int, str]]:
         """Which of the examples are cut."""
-        encoded = self._encoded(Example(texts, "", "") for texts in rows)
-        return [number for number, (_, own) in enumerate(encoded) if any(encoding.overflowing for encoding in own)]
+        for number, (_, own) in enumerate(self._encoded(Example(texts, "", "") for texts in rows)):
+            if any(encoding.overflowing for encoding in own):
+                yield (
+                    number,
+                    f"longer than {self.data.max_length} tokens; the {self.data.truncation} of its text counts",
+                )
 
     def classified(self, rows: list[Texts], predictor: "Predictor") -> list[tuple[str, float | None]]:
         """The likeliest label of each example and its probability, or the number."""
@@ -422,8 +426,7 @@ class Classification(Task):
         logits = self.logits(predictor, Sequences(tokens, seconds, unknown, unknown.astype(str)))
         if self.data.labels == "numbers":
             return [(f"{value:.4f}", None) for value in logits[:, 0]]
-        best = zip(logits.argmax(1), np.exp(_log_softmax(logits).max(1)), strict=True)
-        return [(self.names[number], float(probability)) for number, probability in best]
+        return [(self.names[number], probability) for number, probability in likeliest(logits)]
 
 
 def _second(encoding: Encoding) -> int:

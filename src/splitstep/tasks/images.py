@@ -2,6 +2,7 @@
 
 import json
 from collections import ChainMap
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,13 +21,15 @@ from splitstep.data.augment import (
 )
 from splitstep.data.batches import Indices, Piece, Update
 from splitstep.data.cache import cached
-from splitstep.data.images import FORMATS, Format, Pictures, Place, as_image, read, squared
+from splitstep.data.images import FORMATS, Format, Pictures, Place, as_image, opened_image, read, squared
 from splitstep.data.places import data_folder
 from splitstep.data.settings import Section, one_held_out
 from splitstep.solver.errors import UserError
-from splitstep.tasks.base import Batch, Measured, Task
+from splitstep.tasks.base import Batch, Measured, Task, likeliest
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from splitstep.models.configuration import SplitstepConfig
     from splitstep.tasks.prediction import Predictor
 
@@ -110,12 +113,8 @@ class Images(Task):
     def names(self) -> list[str]:
         """What each label is called; a trained model's data must have its labels."""
         names: list[str] = self._format.names(self._place, self.data.train)
-        if self.folder is not None:
-            known = json.loads((self.folder / "config.json").read_text())["id2label"]
-            if [known[str(i)] for i in range(len(known))] != names:
-                raise UserError(
-                    f"the labels of the data, {_some(names)}, are not the model's, {_some([*known.values()])}"
-                )
+        if self.folder is not None and (known := _known(self.folder)) != names:
+            raise UserError(f"the labels of the data, {_some(names)}, are not the model's, {_some(known)}")
         return names
 
     def _stored(self, split: str) -> Pictures:
@@ -298,6 +297,35 @@ class Images(Task):
         best = logits.topk(min(TOP, logits.shape[-1])).indices
         among = (best == labels[:, None]).any(-1)
         return list(zip(*(x.tolist() for x in (labels, best[:, 0], among, losses)), strict=True))
+
+    # Use
+
+    def example_of(self, line: str, *, place: str) -> "Image":
+        """The image whose path stands in a line."""
+        try:
+            return opened_image(Path(line.strip()))
+        except UserError as error:
+            raise UserError(f"{place}: {error}") from None
+
+    def remarks(self, rows: list["Image"]) -> Iterator[tuple[int, str]]:
+        """Nothing: an image of any size is brought to the model's."""
+        return iter(())
+
+    def classified(self, rows: list["Image"], predictor: "Predictor") -> list[tuple[str, float]]:
+        """The likeliest label of each image and its probability."""
+        from splitstep.models.processing import SplitstepImageProcessor
+
+        assert self.folder is not None
+        processor, names = SplitstepImageProcessor.from_pretrained(self.folder), _known(self.folder)
+        with predictor:
+            logits = predictor.logits({"pixel_values": processor(images=rows, return_tensors="np")["pixel_values"]})
+        return [(names[number], probability) for number, probability in likeliest(logits)]
+
+
+def _known(folder: Path) -> list[str]:
+    """The labels of a trained model by their number."""
+    known = json.loads((folder / "config.json").read_text())["id2label"]
+    return [known[str(number)] for number in range(len(known))]
 
 
 def _some(names: list[str]) -> str:

@@ -242,8 +242,8 @@ def evaluate(run: Run, recipe: Recipe, split: str | None = None, *, say: Say | N
     return {"task": recipe.task, "split": split, "metrics": task.measure(predictor, split).metrics}
 
 
-def loaded(run: Run, recipe: Recipe, *, say: Say | None = None) -> tuple[Task, Predictor]:
-    """The task and the model of a finished run."""
+def loaded(run: Run, recipe: Recipe, *, say: Say | None = None, alone: bool = False) -> tuple[Task, Predictor]:
+    """The task and the model of a finished run, held against its data, or alone where they are not needed."""
     if not run.model.is_dir():
         raise UserError(f"{run.folder} has no model yet; the same `splitstep train` command finishes it")
     task = task_of(recipe, say or Teller(), folder=run.model)
@@ -251,7 +251,7 @@ def loaded(run: Run, recipe: Recipe, *, say: Say | None = None) -> tuple[Task, P
         model = task.model().from_pretrained(run.model)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{run.model} is no whole model: {str(error).splitlines()[0]}") from None
-    told = task.settings()
+    told = {} if alone else task.settings()
     words, room = told.get("vocab_size", 0), model.config.vocab_size
     spare = "vocab_size" in recipe.model or recipe.training.init is not None
     if words > room or (0 < words < room and not spare):
