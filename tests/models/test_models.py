@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import jaxtyping
 import pytest
 import torch
 import transformers
@@ -708,3 +709,18 @@ def test_a_classifier_is_exported_for_batches_of_any_size(kind, name):
     exported = torch.export.export(model, (), batch[0], dynamic_shapes=dynamic).module()
     with torch.no_grad():
         torch.testing.assert_close(exported(**batch[1]).logits, model(**batch[1]).logits)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_causal_model_is_exported_for_texts_of_any_length(name, masked, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # it compares shapes that are symbols here
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, "num_hidden_layers": 2}
+    model = splitstep.SplitstepForCausalLM(preset(name, "causal", vocab_size=20, use_cache=False, **sizes)).eval()
+    short, long = ({"input_ids": torch.randint(20, (n, length))} for n, length in ((2, 9), (3, 300)))
+    for batch in (short, long):
+        batch |= {"attention_mask": torch.ones_like(batch["input_ids"])} if masked else {}
+    dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=512)}
+    exported = torch.export.export(model, (), short, dynamic_shapes=dict.fromkeys(short, dims)).module()
+    with torch.no_grad():
+        torch.testing.assert_close(exported(**long).logits, model(**long).logits)

@@ -81,11 +81,16 @@ def attend(query: Queries, key: Keys, value: Keys, *, sight: Sight, noise: Noise
     with noise.replay(query.device) if dropout and noise.recalls else nullcontext():
         if _kernel(query, key, sight) == "eager":
             return _eager(query, key, value, sight=sight, dropout=dropout)
-        if sight.causal and query.device.type == "cpu" and query.shape[-2] in SPLIT_LENGTHS:
+        if sight.causal and query.device.type == "cpu" and _split(query):
             return _causal_blocks(query, key, value, dropout=dropout)
         return nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask=sight.mask, is_causal=sight.causal, dropout_p=dropout
         )
+
+
+def _split(query: Queries) -> bool:
+    """Whether blocks are faster; an exported program has one way for every length."""
+    return not torch.compiler.is_exporting() and query.shape[-2] in SPLIT_LENGTHS
 
 
 def _causal_blocks(query: Queries, key: Keys, value: Keys, *, dropout: float) -> Queries:
