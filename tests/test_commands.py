@@ -125,6 +125,7 @@ def test_evaluation_takes_other_data_and_prints_json(runs):
         ),
         (["translate", "{runs}/nothing"], "there is no run folder"),
         (["evaluate", "{runs}/pairs"], "is no run folder: it has no recipe.toml"),
+        (["classify", "{runs}/news/model"], r"it has no recipe.toml; did you mean .*/news\?$"),
         (["evaluate", "{runs}/translation", "training.seed=3"], "training.seed: of a finished run only data.KEY"),
         (["evaluate", "{runs}/translation", "--split", "tset"], "unknown split 'tset'"),
         (["evaluate", "{runs}/translation", 'data.test=["no.{language}"]'], "no file"),

@@ -62,7 +62,9 @@ class Run:
         if not folder.exists():
             raise UserError(f"there is no run folder {folder}")
         if not run.recipe_file.is_file():
-            raise UserError(f"{folder} is no run folder: it has no recipe.toml")
+            parents = [parent for parent in folder.resolve().parents if cls(parent).recipe_file.is_file()]
+            hint = f"; did you mean {parents[0]}?" if parents else ""
+            raise UserError(f"{folder} is no run folder: it has no recipe.toml{hint}")
         return run
 
     def recipe(self) -> Recipe:
