@@ -22,7 +22,7 @@ def splitstep(*words):
     ("words", "complaint"),
     [
         (["order", "--integrator", "rk5"], "unknown integrator 'rk5'; choose from euler,"),
-        (["order", "--integrator", "dopri5"], "unknown integrator 'dopri5'; choose from euler,"),
+        (["order", "--integrator", "dopri5"], "dopri5 chooses its steps"),
         (["order", "--splitting", "strng"], "did you mean 'strang'?"),
         (["order", "--part", "encodr"], "did you mean 'encoder'?"),
         (["params", "macarn"], "did you mean 'macaron'?"),
