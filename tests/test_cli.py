@@ -26,6 +26,7 @@ def splitstep(*words):
         (["order", "--splitting", "strng"], "did you mean 'strang'?"),
         (["order", "--part", "encodr"], "did you mean 'encoder'?"),
         (["params", "macarn"], "did you mean 'macaron'?"),
+        (["params", "macaron-base"], "did you mean 'macaron/macaron-base'?"),
         (["params", "macaron", "kind=imag"], "did you mean 'image'?"),
         (["params", "macaron", "hidden_size"], "a setting is KEY=VALUE, got 'hidden_size'"),
         (["params", "macaron", "hiden_size=3"], "did you mean 'hidden_size'?"),

@@ -107,8 +107,10 @@ def test_documents_together_are_the_text(tmp_path, name):
 
 
 def test_wikitext_articles_begin_with_their_title(tmp_path):
-    (tmp_path / "a").write_text(" = One = \nx\n = = Part = = \ny\n = Two = \nz\n")
-    assert [article.split("\n")[0] for article in text.wikitext(tmp_path / "a")] == [" = One = ", " = Two = "]
+    one = " \n = One = \n \nx\n \n = = Part = = \n \ny\n = Goals ; A = \n = and = \nz\n"
+    two = " = Two = \n \nz\n"
+    (tmp_path / "a").write_text(f"{one} \n{two}")
+    assert list(text.wikitext(tmp_path / "a")) == [f"{one} \n", two]
 
 
 @pytest.mark.parametrize("chunk", [18, 20, 1000])

@@ -54,6 +54,9 @@ def test_labels_and_columns_that_are_none_are_refused(tmp_path):
     path.write_text(path.read_text().replace("sentence2", "sentence3"))
     with pytest.raises(UserError, match="line 1: no column 'sentence2' among index, sentence1, sentence3, label"):
         read(root, "RTE", "train")
+    path.write_bytes(path.read_text().encode("utf-16"))
+    with pytest.raises(UserError, match=r"RTE/train.tsv, line 1: not utf-8 at byte 1"):
+        read(root, "RTE", "train")
 
 
 COUNTS = {

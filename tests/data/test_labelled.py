@@ -157,6 +157,9 @@ def test_columns_are_chosen_by_name_and_joined_with_a_plus(tmp_path):
         ("ag-news", "", "0 columns instead of 3"),
         ("trec", "no label here", "no COARSE:fine label and question"),
         ("trec", "DESC:manner ", "no COARSE:fine label and question"),
+        ("trec", ":manner How ?", "no COARSE:fine label and question"),
+        ("listops", "( [MAX 1 ) ] )\t12", "no expression and digit with a tab"),
+        ("listops", "FOO 1 ]\t3", "'FOO' is no symbol of ListOps"),
         ("listops", "( [MAX 1 ) 12", "no expression and digit with a tab"),
         ("listops-nyu", "12\t( [MAX 1 )", "no expression and digit with a tab"),
         ("aan", "1.0\tP1\tP2\tone text", "4 columns instead of 5"),
@@ -237,7 +240,8 @@ def test_reviews_are_the_same_from_a_folder_and_from_its_archives(tmp_path):
         for ending, pack in PACK.items():
             folder = tmp_path / f"{stem}{ending}"
             folder.mkdir()
-            (folder / f"{stem}.tar{ending}").write_bytes(pack(tar(others)))
+            root = "aclImdb" if ending else "./aclImdb"  # as tar writes it that is told so
+            (folder / f"{stem}.tar{ending}").write_bytes(pack(tar(others, root=root)))
             assert read(folder, "imdb", "aclImdb/train") == expected
             assert [label for _, label in read(folder, "imdb", "aclImdb/test", label="rating")] == ["2", "10"]
 

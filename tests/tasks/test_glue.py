@@ -371,6 +371,27 @@ def test_recipes_whose_runs_would_share_a_folder_are_refused(tmp_path, begun):
         Experiment(tmp_path / "out", (name, name), begun / "encoder").trials()
 
 
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("training.init=other", "it is RUN that says it"),
+        ("training.init_weights=random", "it is --from-scratch that says it"),
+        ("data.task=RTE", "it is --tasks that says it"),
+        ("training.seed=5", "it is --seeds that says it"),
+    ],
+)
+def test_a_setting_that_would_have_no_effect_is_refused(tmp_path, begun, setting, said):
+    with pytest.raises(UserError, match=said):
+        Experiment(tmp_path, RECIPES, begun / "encoder", ("SST-2",), 2, settings=(setting,)).trials()
+
+
+def test_a_folder_of_another_model_is_refused_with_what_can_be_done(tmp_path, begun):
+    names = (_small(tmp_path),)
+    fine_tune(Experiment(tmp_path / "out", names, begun / "encoder", ("RTE",), 1), say=lambda line: None)
+    with pytest.raises(UserError, match=r"another recipe: .*training.init was .*; choose another --out"):
+        fine_tune(Experiment(tmp_path / "out", names, begun / "causal", ("RTE",), 1), say=lambda line: None)
+
+
 def test_malformed_rows_are_said_where_runs_go_on_side_by_side_too(tmp_path, begun):
     name = _small(tmp_path)
     path = tmp_path / "data" / "glue" / "QQP" / "train.tsv"
@@ -395,6 +416,17 @@ def test_the_command_prints_one_table_and_pure_json(tmp_path, begun):
     wrong = CliRunner().invoke(app, [*command, "--tasks", "ColA"]).exception
     assert isinstance(wrong, UserError)
     assert "did you mean 'CoLA'" in str(wrong)
+    assert str(CliRunner().invoke(app, [*command, "--tasks", "WNLI"]).exception).startswith("WNLI is left out")
+
+
+def test_the_command_fine_tunes_a_causal_model_in_a_folder_of_its_name(tmp_path, begun, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = ["glue", "--recipe", _small(tmp_path), "--tasks", "CoLA", "--seeds", "1", "--json"]
+    for model, name in {begun / "causal": "causal", begun / "causal" / "model": "causal-model"}.items():
+        found = json.loads(CliRunner().invoke(app, [*command, str(model)]).stdout)
+        assert list(found["averages"]) == ["mean of 1 task"]
+        whole = Run(tmp_path / "glue" / name / "CoLA" / "seed=1")
+        assert json.loads((whole.model / "config.json").read_text())["kind"] == "causal"
 
 
 @pytest.mark.parametrize("task", ["RTE", "QNLI"])

@@ -159,7 +159,7 @@ def test_a_run_that_another_command_goes_on_with_says_so(tables, tmp_path, monke
         {"update": 6, "updates": 8},
     ]
     assert all("command" in entry for entry in noted["continued"])
-    assert running.Run(tmp_path / "run").commits == {"one", "two"}
+    assert running.Run(tmp_path / "run").facts("commit") == {"one", "two"}
 
 
 @pytest.mark.parametrize(("warmup", "said"), [(5, []), (6, ["100%"]), (12, ["50%"])])

@@ -40,7 +40,7 @@ def glue(
     from splitstep.compare.glue import Experiment, fine_tune
 
     weights = "random" if from_scratch else "trained"
-    folder = out or Path("glue") / f"{run.resolve().name}{'-from-scratch' if from_scratch else ''}"
+    folder = out or Path("glue") / f"{_name(run.resolve())}{'-from-scratch' if from_scratch else ''}"
     chosen = tuple(tasks.split(",")) if tasks else ()
     names = tuple(recipe or RECIPES)
     experiment = Experiment(folder, names, run, chosen, seeds, weights, tuple(settings or ()), jobs)
@@ -53,6 +53,12 @@ def glue(
         typer.echo(f"{name}  {_shown(spread)}")
     for task, reason in results["skipped"].items():
         typer.echo(f"{task}  {reason}")
+
+
+def _name(model: Path) -> str:
+    """The name of a run or of a model; of one that lies in a run, as in every run under the same name, both names."""
+    run = next((parent for parent in model.parents if (parent / "recipe.toml").is_file()), None)
+    return model.name if run is None else f"{run.name}-{model.name}"
 
 
 def _row(row: dict[str, Any]) -> dict[str, str]:

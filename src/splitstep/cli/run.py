@@ -104,7 +104,8 @@ def evaluate(
         list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE ...]", help="Other data or another evaluation.")
     ] = None,
     split: Annotated[
-        str | None, typer.Option(help="train, valid or test; without it test, or valid where there is no test.")
+        str | None,
+        typer.Option(help="train, valid, test or, of MNLI, mismatched; without it test, or valid where there is none."),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -56,10 +56,13 @@ class Experiment:
     def trials(self) -> list[Trial]:
         """All runs: every task with the first seed, then with the next."""
         told = dict(map(setting, self.settings))
+        self._refuse_without_effect(told)
         one = told.pop("data.task", None)
         asked = self.tasks or ((one,) if one else ())
         found = [trial for name in self.recipe_names for trial in self._trials(name, told)]
         for task in asked:
+            if task in SKIPPED:
+                raise UserError(f"{task} is {SKIPPED[task]}")
             lookup(f"task of {', '.join(self.recipe_names)}", task, {trial.task: trial for trial in found})
         for folder, count in Counter(trial.folder for trial in found).items():
             if count > 1:
@@ -68,6 +71,14 @@ class Experiment:
         if asked:
             found = sorted((trial for trial in found if trial.task in asked), key=lambda t: asked.index(t.task))
         return sorted(found, key=lambda t: t.seed)
+
+    def _refuse_without_effect(self, told: dict[str, Any]) -> None:
+        """Refuse settings for which the command has another word, as far as it was given."""
+        words = {"training.init": "RUN", "training.init_weights": "--from-scratch"}
+        words |= {"data.task": "--tasks"} if self.tasks else {}
+        words |= {"training.seed": "--seeds"} if self.seeds else {}
+        for key in told.keys() & words.keys():
+            raise UserError(f"{key} has no effect here; it is {words[key]} that says it")
 
     def _trials(self, name: str, told: dict[str, Any]) -> Iterator[Trial]:
         tables = with_settings(read(name), told.items())
@@ -94,9 +105,9 @@ class Experiment:
 
 def fine_tune(experiment: Experiment, *, say: Say) -> dict[str, Any]:
     """Train what is not yet trained, and set the tasks side by side."""
+    trials = experiment.trials()
     for task, reason in SKIPPED.items():
         say(f"{task}: {reason}")
-    trials = experiment.trials()
     tasks = all_ready((trial.recipe for trial in trials), say)
     jobs = [trial.job(updates_of(task, trial.recipe.training)) for trial, task in zip(trials, tasks, strict=True)]
     left = [job for job, task in zip(jobs, tasks, strict=True) if not job.finished(origin(task))]

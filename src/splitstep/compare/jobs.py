@@ -20,7 +20,7 @@ from splitstep.solver.errors import UserError
 from splitstep.tables import toml
 from splitstep.training.checkpoints import write_atomically
 from splitstep.training.progress import Bar, Lines, Say, clock, progress
-from splitstep.training.run import Run
+from splitstep.training.run import SIDE_BY_SIDE, Run
 
 Ended = Iterator[tuple["Job", str | None]]  # a run, and why it failed if it did
 
@@ -57,19 +57,20 @@ class Job:
         results = run.results()
         if results is None:
             return False
-        run.check(self.recipe, data)
+        instead = "choose another --out"
+        run.check(self.recipe, data, instead=instead)
         if results["updates_asked"] != self.updates:
             raise UserError(
                 f"{self.folder} is a finished run of {results['updates_asked']:,} updates, and {self.updates:,} are "
-                "asked for; choose another --out"
+                f"asked for; {instead}"
             )
         return True
 
     @property
     def done(self) -> int:
-        """Its updates so far."""
+        """Its updates so far; all of them where none is to come."""
         run = Run(self.folder)
-        if run.results_file.is_file():
+        if run.results_file.is_file() or self.failure is not None:
             return self.updates
         if not run.metrics_file.is_file():
             return 0
@@ -81,13 +82,14 @@ def finish(jobs: list[Job], *, at_a_time: int, say: Say) -> Iterator[Job]:
     """Do what is not done, each when it is. A run that fails leaves its reason; a signal ends them all."""
     if not jobs:
         return
+    for job in jobs:
+        job.note.unlink(missing_ok=True)  # it is tried again
     work = Work(jobs)
     begun, before = time.monotonic(), work.done
     with progress(work.total, name="all runs") as display:
         ended = _one_by_one(work, display, say) if at_a_time == 1 else _side_by_side(work, at_a_time, display, say)
         for number, (job, reason) in enumerate(ended, start=1):
             if reason is None:
-                job.note.unlink(missing_ok=True)
                 yield job
             else:
                 job.note.parent.mkdir(parents=True, exist_ok=True)
@@ -196,7 +198,7 @@ class _Child:
         command = [sys.executable, "-m", "splitstep.compare.child", str(os.getpid()), str(job.folder), *words]
         threads = str(threads_of_each(at_a_time))
         said = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the child)
-        environment = {**os.environ, "OMP_NUM_THREADS": threads}
+        environment = {**os.environ, "OMP_NUM_THREADS": threads, SIDE_BY_SIDE: str(at_a_time)}
         return cls(job, subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=said), said)
 
     @property

@@ -26,9 +26,10 @@ def tar_files(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, 
                 _refuse_harm(path, member)
                 total += member.size
                 _refuse_bomb(path, total)
-                content = archive.extractfile(member) if member.isfile() and wanted(member.name) else None
+                name = PurePosixPath(member.name).as_posix()  # without a leading ./
+                content = archive.extractfile(member) if member.isfile() and wanted(name) else None
                 if content is not None:
-                    yield member.name, content.read()
+                    yield name, content.read()
     except tarfile.TarError as error:
         raise UserError(f"{path} is no tar archive, or damaged ({error})") from None
 

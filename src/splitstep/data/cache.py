@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-LAYOUT = 4  # of the cached files; a new layout is another cache
+LAYOUT = 5  # of the cached files; a new layout is another cache
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ class Pairing:
     elsewhere: Callable[[Corpus, Places, Places, Gap, np.random.Generator], tuple[int, int]]
 
 
-# A new way to make pairs of a document is one entry.
+# A new way to make pairs of a document is one entry, and its name in `PreTrainingData.pairs`.
 PAIRINGS = {
     "packed": Pairing(packed, filling),
     "sentences": Pairing(neighbours, alike),

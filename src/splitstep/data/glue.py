@@ -40,12 +40,18 @@ class GlueTask:
         """Where each row stands, with the numbers of the columns that are read and of all."""
         path = find(folder, name)
         rows = placed_lines(path)
-        header = list(self.header) or str(next(rows)[1]).split("\t")
+        header = list(self.header) or _header(*next(rows))
         if missing := [column for column in (*self.texts, self.label) if column not in header]:
             raise UserError(f"{path}, line 1: no column {missing[0]!r} among {', '.join(header)}")
         chosen = [header.index(column) for column in (*self.texts, self.label)]
         for place, line in rows:
             yield place, line if isinstance(line, BadRowError) else (line, chosen, len(header))
+
+
+def _header(place: str, line: str | BadRowError) -> list[str]:
+    if isinstance(line, BadRowError):
+        raise UserError(f"{place}: {line}")
+    return line.split("\t")
 
 
 def _row(record: tuple[str, list[int], int]) -> Sequence[str]:

@@ -258,7 +258,7 @@ def _imdb_row(record: tuple[str, bytes]) -> Sequence[str]:
 def _trec_row(line: str) -> Sequence[str]:
     label, space, question = line.partition(" ")
     coarse, colon, _ = label.partition(":")
-    if not (space and colon and question.strip()):
+    if not (space and coarse and colon and question.strip()):
         raise BadRowError(f"no COARSE:fine label and question in {line[:40]!r}")
     return question, coarse, label
 
@@ -276,9 +276,14 @@ def _listops_nyu_row(line: str) -> Sequence[str]:
     return _listops_checked(expression, value)
 
 
+_LISTOPS_SYMBOLS = frozenset([*listops.SYMBOLS, *listops.PARENTHESES])
+
+
 def _listops_checked(expression: str, value: str) -> Sequence[str]:
     if value not in listops.DIGITS or not expression:
         raise BadRowError(f"no expression and digit with a tab between them, but {value[:20]!r}")
+    if strange := [symbol for symbol in expression.split() if symbol not in _LISTOPS_SYMBOLS]:
+        raise BadRowError(f"{strange[0][:20]!r} is no symbol of ListOps")
     return expression, value
 
 

@@ -10,6 +10,7 @@ from splitstep.data import imdb, text
 from splitstep.data.files import BadRowError, Reading, find
 from splitstep.data.wikipedia import pages, prose
 
+_HEADING = re.compile(r" = .* = $")
 _JOINED = re.compile(r" @(.)@ ")  # WikiText's mark inside numbers and compounds: 1 @,@ 000
 
 
@@ -20,7 +21,7 @@ def _paragraphs(path: Path, reading: Reading) -> Iterator[list[str]]:
 
 def _wikitext(path: Path, reading: Reading) -> Iterator[list[str]]:
     for article in text.wikitext(path, reading):
-        prose = (line for line in article.splitlines() if line.strip() and not line.startswith(" = "))
+        prose = (line for line in article.splitlines() if line.strip() and not _HEADING.match(line))
         yield [_JOINED.sub(r"\1", line.strip()) for line in prose]
 
 
@@ -52,7 +53,7 @@ def _of_file(read: Callable[[Path, Reading], Iterator[list[str]]]) -> Format:
     return Format(lambda folder, name, reading: read(find(folder, name), reading))
 
 
-# A new format of documents is one entry.
+# A new format of documents is one entry, and its name in `Texts` of tasks/pretraining.py.
 DOCUMENTS = {
     "paragraphs": _of_file(_paragraphs),
     "wikitext": _of_file(_wikitext),
@@ -91,7 +92,7 @@ def by_line(paragraph: str) -> Iterator[str]:
     yield paragraph.strip()
 
 
-# A new way to find sentences is one entry.
+# A new way to find sentences is one entry, and its name in `PreTrainingData.sentences`.
 SPLITTERS: dict[str, Callable[[str], Iterator[str]]] = {"rule": by_rule, "lines": by_line}
 
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby, pairwise
 from pathlib import Path
 
 from splitstep.data.files import STRICT, Reading, find, lines, opened
@@ -15,13 +15,19 @@ CHUNK = 1 << 16  # bytes of a file without documents that are taken at a time
 
 
 def wikitext(path: Path, reading: Reading = STRICT) -> Iterator[str]:
-    """Articles of a `.tokens` file, each from its title ` = Title = `."""
+    """Articles of a `.tokens` file, each from its title ` = Title = `; blank lines before the first belong to it.
+
+    A title has a blank line on either side. Lines of tables and formulas look like one and have not.
+    """
     article: list[str] = []
-    for line in lines(path, reading=reading):
-        if _TITLE.match(line) and article:
+    before = ""
+    for line, after in pairwise(chain(lines(path, reading=reading), [""])):
+        title = _TITLE.match(line) and not before.strip() and not after.strip()
+        if title and any(map(str.strip, article)):
             yield "".join(article)
             article = []
         article.append(f"{line}\n")
+        before = line
     yield "".join(article)
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # The special tokens by what they do. Ids 0 to 4 in a vocabulary of ours; in a given one, wherever it has them.
 SPECIALS = {"pad": "<pad>", "bos": "<s>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>"}
 BERT_SPECIALS = {"pad": "[PAD]", "bos": "[CLS]", "eos": "[SEP]", "unk": "[UNK]", "mask": "[MASK]"}
+AS_IN_BERT = {"cls": "bos", "sep": "eos"}  # its names of what begins a text, and of what ends it
 NORMALIZATIONS: dict[str, Callable[[], Any]] = {
     "none": lambda: normalizers.Sequence([]),
     "nfc": normalizers.NFC,
@@ -99,9 +100,8 @@ def _grey(settings: Vocabulary, texts: Iterable[str]) -> Tokenizer:
 
 
 def _listops(settings: Vocabulary, texts: Iterable[str]) -> Tokenizer:
-    # Parentheses tell nothing that operators and ends do not, so the arena leaves them out.
     tokenizer = _of_words(listops.SYMBOLS)
-    parentheses = pre_tokenizers.Split(Regex(r"[()]"), "removed")
+    parentheses = pre_tokenizers.Split(Regex(f"[{listops.PARENTHESES}]"), "removed")  # as the arena does
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([parentheses, pre_tokenizers.WhitespaceSplit()])
     return tokenizer
 
@@ -214,6 +214,19 @@ def specials(tokenizer: Tokenizer) -> dict[str, int]:
     raise UserError("the vocabulary has neither our special tokens nor BERT's")
 
 
+def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    """The ids of the special tokens as a configuration names them; BERT's [CLS] and [SEP] begin and end a text."""
+    ids = specials(tokenizer)
+    return {f"{name}_token_id": index for name, index in (ids | {n: ids[r] for n, r in AS_IN_BERT.items()}).items()}
+
+
+def around_pairs(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer with special tokens around a text or a pair: [CLS] a [SEP] b [SEP]."""
+    ids = specials(tokenizer)
+    begin, end = (tokenizer.id_to_token(ids[AS_IN_BERT[name]]) for name in ("cls", "sep"))
+    return end_with(tokenizer, single=f"{begin} $A {end}", pair=f"{begin} $A {end} $B:1 {end}:1")
+
+
 def end_with(tokenizer: Tokenizer, *, single: str, pair: str | None = None) -> Tokenizer:
     """The tokenizer with special tokens around each text: `single="$A </s>"` ends it."""
     ids = specials(tokenizer)
@@ -243,8 +256,7 @@ def as_hugging_face(
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         **{f"{role}_token": token for role, token in named.items()},
-        cls_token=named["bos"],
-        sep_token=named["eos"],
+        **{f"{name}_token": named[role] for name, role in AS_IN_BERT.items()},
         clean_up_tokenization_spaces=False,
         model_input_names=inputs,
         **({} if max_length is None else {"model_max_length": max_length}),

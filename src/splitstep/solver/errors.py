@@ -19,7 +19,7 @@ class RunError(RuntimeError):
 def unknown(kind: str, name: object, allowed: Iterable[str]) -> UserError:
     """The error for a name that is in no table, with the names that are."""
     names = list(allowed)
-    near = get_close_matches(str(name), names, n=1)
+    near = [known for known in names if known.endswith(f"/{name}")] or get_close_matches(str(name), names, n=1)
     if near and len(names) > MANY:
         return UserError(f"unknown {kind} {name!r}; did you mean {near[0]!r}?")
     hint = f" (did you mean {near[0]!r}?)" if near else ""

@@ -190,9 +190,7 @@ class Classification(Task):
         settings = self.data.vocabulary.under(self.data.root)
         texts = chain.from_iterable(example.texts for example in self.examples("train"))
         tokenizer = vocabulary.chosen(settings, texts, given=self.initial)
-        first, end = (tokenizer.id_to_token(vocabulary.specials(tokenizer)[role]) for role in ("bos", "eos"))
-        vocabulary.end_with(tokenizer, single=f"{first} $A {end}", pair=f"{first} $A {end} $B:1 {end}:1")
-        tokenizer.save(str(folder / "tokenizer.json"))
+        vocabulary.around_pairs(tokenizer).save(str(folder / "tokenizer.json"))
         (folder / "labels.json").write_text(json.dumps(self._found_names()))
 
     def _found_names(self) -> list[str]:
@@ -217,14 +215,10 @@ class Classification(Task):
 
     def settings(self) -> dict[str, Any]:
         """Vocabulary, special tokens, positions, and the labels by name."""
-        ids = vocabulary.specials(self.tokenizer) | {
-            "cls": vocabulary.specials(self.tokenizer)["bos"],
-            "sep": vocabulary.specials(self.tokenizer)["eos"],
-        }
         return {
             "vocab_size": self.tokenizer.get_vocab_size(),
             "max_position_embeddings": self.data.max_length,
-            **{f"{role}_token_id": number for role, number in ids.items()},
+            **vocabulary.special_ids(self.tokenizer),
             **self._label_settings(),
         }
 

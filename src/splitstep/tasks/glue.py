@@ -113,5 +113,5 @@ def averages(scores: dict[str, float]) -> dict[str, float]:
     """The mean of the tasks in per cent; of all eight also with WNLI as a ninth, as Macaron Net's Table 2 has it."""
     mean = sum(scores.values()) / len(scores)
     if set(scores) != set(GLUE):
-        return {f"mean of {len(scores)} tasks": mean}
+        return {f"mean of {len(scores)} task{'s' * (len(scores) > 1)}": mean}
     return {"mean of eight tasks": mean, f"mean of nine, WNLI at {WNLI}": (8 * mean + WNLI) / 9}

@@ -144,7 +144,7 @@ class PreTraining(Task):
         settings = self.data.vocabulary.under(self.data.root)
         texts = chain.from_iterable(self.documents("train"))
         tokenizer = vocabulary.chosen(settings, texts, given=self.initial)
-        vocabulary.end_with(tokenizer, **_template(tokenizer)).save(str(folder / "tokenizer.json"))
+        vocabulary.around_pairs(tokenizer).save(str(folder / "tokenizer.json"))
 
     @cached_property
     def _corpora(self) -> dict[str, Corpus]:
@@ -173,7 +173,7 @@ class PreTraining(Task):
         return notes
 
     def _encoded(self, document: list[str]) -> list[NDArray[np.int32]]:
-        unknown = _named(self.tokenizer)["unk"]
+        unknown = str(self.tokenizer.id_to_token(self._ids["unk"]))
         texts = (sentence.replace(SPECIALS["unk"], unknown) for sentence in document)  # WikiText's own
         encoded = vocabulary.encode(self.tokenizer, texts, add_special_tokens=False)
         return [sentence for sentence in encoded if len(sentence)]
@@ -208,7 +208,11 @@ class PreTraining(Task):
 
     def settings(self) -> dict[str, Any]:
         """Vocabulary size, special tokens, and positions for a pair."""
-        return _told(self.tokenizer) | {"max_position_embeddings": self.data.max_length}
+        return {
+            "vocab_size": self.tokenizer.get_vocab_size(),
+            "max_position_embeddings": self.data.max_length,
+            **vocabulary.special_ids(self.tokenizer),
+        }
 
     def save_processor(self, folder: Path) -> None:
         """The tokenizer, which puts special tokens around a text or a pair of texts."""
@@ -282,21 +286,6 @@ class PreTraining(Task):
             "nsp_accuracy": sum(row["nsp_correct"] for row in rows) / pairs,
         }
         return Measured({"loss": metrics["mlm_loss"] + metrics["nsp_loss"], **metrics}, rows)
-
-
-def _named(tokenizer: Tokenizer) -> dict[str, str]:
-    return {role: str(tokenizer.id_to_token(index)) for role, index in vocabulary.specials(tokenizer).items()}
-
-
-def _template(tokenizer: Tokenizer) -> dict[str, str]:
-    begin, divide = (_named(tokenizer)[role] for role in ("bos", "eos"))
-    return {"single": f"{begin} $A {divide}", "pair": f"{begin} $A {divide} $B:1 {divide}:1"}
-
-
-def _told(tokenizer: Tokenizer) -> dict[str, Any]:
-    ids = vocabulary.specials(tokenizer)
-    roles = {"pad": "pad", "bos": "bos", "eos": "eos", "unk": "unk", "cls": "bos", "sep": "eos", "mask": "mask"}
-    return {f"{name}_token_id": ids[role] for name, role in roles.items()} | {"vocab_size": tokenizer.get_vocab_size()}
 
 
 def _scored(predictor: "Predictor", batch: Batch) -> Iterator[dict[str, float]]:

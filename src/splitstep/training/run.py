@@ -20,6 +20,10 @@ from splitstep.solver.errors import UserError
 from splitstep.tables import differences, read_json, toml
 from splitstep.training.checkpoints import write_atomically
 
+SIDE_BY_SIDE = (
+    "SPLITSTEP_SIDE_BY_SIDE"  # the variable by which a run is told how many are at work together, itself among them
+)
+
 # What may change when a run goes on: it alters where it ends or how it is done, not what is learnt.
 MAY_CHANGE = HOW_IT_IS_DONE | {"training.updates", "training.epochs", "training.patience"}
 
@@ -87,8 +91,8 @@ class Run:
             raise UserError(f"{self.folder} has no {path.name}: it is no whole run folder")
         return read_json(path)
 
-    def check(self, wanted: Recipe, data: dict[str, str]) -> None:
-        """Refuse to go on with another recipe or other data."""
+    def check(self, wanted: Recipe, data: dict[str, str], *, instead: str = "--fresh starts beside it") -> None:
+        """Refuse to go on with another recipe or other data; `instead` says what can be done."""
         changed = {
             key: values
             for key, values in differences(self.recipe().settings(), wanted.settings()).items()
@@ -96,7 +100,7 @@ class Run:
         }
         if changed:
             listed = "; ".join(f"{key} was {old!r}, now {new!r}" for key, (old, new) in changed.items())
-            raise UserError(f"{self.folder} was begun with another recipe: {listed}. --fresh starts beside it")
+            raise UserError(f"{self.folder} was begun with another recipe: {listed}; {instead}")
         before = self.environment()["data"]
         altered = sorted(name for name in before.keys() | data.keys() if before.get(name) != data.get(name))
         if altered:
@@ -120,11 +124,10 @@ class Run:
             noted = before | {"continued": [*before.get("continued", []), entry]}
             write_atomically(self.folder / "environment.json", json.dumps(noted, indent=2))
 
-    @property
-    def commits(self) -> set[str]:
-        """Which versions of this package made the run."""
+    def facts(self, key: str) -> set[Any]:
+        """What its environment says of a key, when it was begun and whenever it went on."""
         begun = self.environment()
-        return {entry["commit"] for entry in (begun, *begun.get("continued", [])) if entry.get("commit")}
+        return {entry[key] for entry in (begun, *begun.get("continued", [])) if entry.get(key)}
 
     def write_recipe(self, wanted: Recipe) -> None:
         """The resolved recipe, with the numbers others published for it."""
@@ -166,6 +169,7 @@ def environment() -> dict[str, Any]:
         "command": sys.argv[1:],
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "side_by_side": int(os.environ.get(SIDE_BY_SIDE, "1")),
         **{name: version(name) for name in packages},
     }
 
@@ -181,7 +185,7 @@ def _commit() -> str | None:
         return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
     try:
-        changed = answer("status", "--porcelain", "--untracked-files=no")
+        changed = answer("status", "--porcelain", "--untracked-files=no", "--", "src", "pyproject.toml")
         return answer("rev-parse", "HEAD") + (" with changes" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return None
