@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from splitstep.cli import app
 from splitstep.compare.claims import CLAIMS, claims_among
 from splitstep.compare.experiment import Experiment, compare
 from splitstep.compare.measures import MEASURES, measure_name
-from splitstep.compare.schemes import Candidate, contestants, shares_weights, width_step
+from splitstep.compare.schemes import Candidate, contestants, shares_weights, width_steps
 from splitstep.recipe import load, recipe
 from splitstep.reports import page, tables
 from splitstep.solver.errors import RunError, UserError
@@ -110,7 +111,15 @@ def test_the_width_is_a_multiple_of_what_the_splitting_divides_it_by(whole):
     networks = other.config.scheme(other.config.parts[0]).splitting.uses("convection")
     assert networks > 8
     assert other.adjusted["intermediate_size"] % networks == 0
-    assert width_step(other.config) % networks == 0
+    assert [step % networks for step in width_steps(other.config)] == [0, 0]
+
+
+def test_the_width_is_fine_enough_for_a_small_model(whole):
+    small = {"hidden_size": 32, "num_hidden_layers": 4, "intermediate_size": 52}
+    sizes = recipe(corpora.merged(whole.settings(), {"model": small}))
+    base, other = contestants(sizes, ["transformer", "macaron/intermediate_size=64"], "parameters")
+    assert other.adjusted["intermediate_size"] % 8 != 0
+    assert other.parameters.total == pytest.approx(base.parameters.total, rel=0.01)
 
 
 def test_layers_that_all_have_their_own_weights_share_none(whole):
@@ -486,6 +495,9 @@ def test_the_command_compares_reports_and_prints_json(whole, tmp_path):
     assert answer.returncode == 0, answer.stderr
     results = json.loads(answer.stdout)
     assert results["schemes"][1].keys() >= {"name", "metric", "mean", "values", "difference", "interval", "p_value"}
+    assert [(row["side_by_side"], row["besides"]) for row in results["schemes"]] == [([2], {}), ([2], {})]
+    kept = json.loads((out / results["schemes"][0]["runs"][0] / "examples.json").read_text())["examples"]
+    assert results["tested"] == {"count": len(kept), "unit": "documents"}
     text = (out / "report.html").read_text()
     assert "A paper &lt;b&gt;" in text
     (quoted,) = tables.published_rows(results)
@@ -500,6 +512,8 @@ def test_the_command_compares_reports_and_prints_json(whole, tmp_path):
     assert '<th scope="row">transformer</th>' in text
     assert "<h1>" in text
     assert "| transformer |" in (out / "report.md").read_text()
+    again = re.findall(r"splitstep train (\S+|'.*') --out DIR", (out / "report.md").read_text())
+    assert [tmp_path.joinpath(*shlex.split(name)).is_file() for name in again] == [True, True]
     _drawn_in_a_browser(out / "report.html", tmp_path, plots=6)
 
 
@@ -510,18 +524,19 @@ console.error = (...words) => document.body.dataset.error = words.join(" ");</sc
 
 LOOKING = """<script>setTimeout(() => {
   const page = document.querySelector("iframe").contentWindow, body = page.document.body;
-  page.dispatchEvent(new Event("beforeprint"));
-  document.body.dataset.found = JSON.stringify({
+  if (PRINTED) page.dispatchEvent(new Event("beforeprint"));
+  const tall = body => Math.max(...[...body.querySelectorAll(".js-plotly-plot svg")].map(plot => plot.clientHeight));
+  setTimeout(() => document.body.dataset.found = JSON.stringify({
     width: page.innerWidth, needed: page.document.documentElement.scrollWidth, error: body.dataset.error || null,
     plots: body.querySelectorAll(".js-plotly-plot .scatterlayer").length,
     tables: Math.max(...[...body.querySelectorAll("table")].map(table => table.scrollWidth)),
-    closed: body.querySelectorAll("details:not([open])").length, runs: body.querySelectorAll("details").length,
-  });
+    tall: tall(body), recipes: [...body.querySelectorAll("details")].filter(run => run.offsetParent).length,
+  }), 2000);
 }, 15000);</script>"""
 
 
 def _drawn_in_a_browser(path, tmp_path, *, plots):
-    """Every plot is drawn, nothing sticks out, paper cuts no table and closes nothing, and the console is silent."""
+    """Every plot is drawn, nothing sticks out, paper cuts no table and has two plots a sheet, the console is silent."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("the page is complete; that a browser draws it cannot be checked without chromium")
@@ -531,7 +546,8 @@ def _drawn_in_a_browser(path, tmp_path, *, plots):
         inner = escape(watched.replace("@media print", "@media all") if medium == "paper" else watched)
         frame = f'<iframe style="border:0" width="{width}" height="900" srcdoc="{inner}"></iframe>'
         framed = tmp_path / f"{medium}.html"
-        framed.write_text(f"<!doctype html><body>{frame}{LOOKING}</body>")
+        printed = medium == "paper"
+        framed.write_text(f"<!doctype html><body>{frame}{LOOKING.replace('PRINTED', json.dumps(printed))}</body>")
         command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1300,900"]
         profile = f"--user-data-dir={tmp_path / 'profile'}"
         answer = subprocess.run(
@@ -542,9 +558,10 @@ def _drawn_in_a_browser(path, tmp_path, *, plots):
         )
         found = json.loads(unescape(re.findall(r'data-found="([^"]*)"', answer.stdout)[0]))
         assert found.pop("needed") <= width
-        assert found.pop("tables") <= width or medium != "paper"
-        assert found.pop("runs") > 0
-        assert found == {"width": width, "error": None, "plots": plots, "closed": 0}
+        assert found.pop("tables") <= width or not printed
+        assert (found.pop("tall") <= 300) == printed
+        assert (found.pop("recipes") > 0) != printed
+        assert found == {"width": width, "error": None, "plots": plots}
 
 
 def test_the_demo_compares_on_all_its_tasks_and_writes_one_report(tmp_path, monkeypatch):

@@ -48,6 +48,23 @@ def test_whatever_a_run_raises_is_its_failure_and_the_others_go_on(tmp_path, mon
     assert done == ["run-0", "run-1", "run-2"]
     assert (first.failure, third.failure) == (None, None)
     assert second.failure == (str(error) or "MemoryError")
+    assert (second.done, second.updates) == (6, 6)  # nothing of it is left to do
+
+
+def test_a_failed_run_that_is_tried_again_begins_with_nothing_done(tmp_path, monkeypatch):
+    from splitstep.training import engine
+
+    (job,) = _jobs(tmp_path, 1)
+    job.note.write_text("out of luck")
+    found = []
+
+    def train(whole, folder, **options):
+        found.append((job.done, job.failure))
+        return Outcome(0)
+
+    monkeypatch.setattr(engine, "train", train)
+    assert list(finish([job], at_a_time=1, say=_nothing)) == [job]
+    assert found == [(0, None)]
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])

@@ -1,6 +1,7 @@
 """What a report shows of results that are given."""
 
 import json
+import shlex
 
 import pytest
 from tests import corpora
@@ -92,11 +93,52 @@ def test_what_was_to_be_equal_is_shown_as_it_was_reached():
 
 
 def test_runs_of_several_commits_are_said_to_be():
-    results = _results(_row("a", 0.5), _row("b", 0.4)) | {"jobs": 2, "commits": ["0" * 40]}
-    assert "commits" not in tables.terms(results)
+    results = _results(_row("a", 0.5), _row("b", 0.4)) | {"commits": ["0" * 40]}
+    assert "versions" not in tables.terms(results)
     several = results | {"commits": ["0" * 40, "1" * 40 + " with changes"]}
-    assert "made by 2 commits of the code: 00000000, 11111111 with changes." in tables.terms(several)
-    assert "2 side by side" in tables.terms(results)
+    assert "made by 2 versions of the code: 00000000, 11111111 with changes." in tables.terms(several)
+
+
+def test_a_run_names_its_commit_with_what_was_changed_and_a_recipe_that_is_there(tmp_path):
+    folder = _run(tmp_path / "a run", accuracy=0.5)
+    (folder / "environment.json").write_text(json.dumps({"seed": 1, "commit": "1" * 40 + " with changes"}))
+    path = page.write([folder], tmp_path / "report")
+    for shown in (path.read_text(), (path.parent / "report.md").read_text()):
+        assert "11111111 with changes" in shown
+    command = next(line for line in (path.parent / "report.md").read_text().splitlines() if "splitstep train" in line)
+    (named,) = (word for word in shlex.split(command) if word.endswith("recipe.toml"))
+    assert (path.parent / named).is_file()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        ([[2], [2]], "that the runs took, 2 side by side."),
+        ([[1], [1]], "that the runs took, one at a time."),
+        ([[2], [1, 2]], "that the runs took: 2 side by side (a); one at a time or 2 side by side (b)."),
+        ([[], []], "that the runs took."),
+    ],
+)
+def test_it_is_said_how_many_runs_were_at_work_together(numbers, said):
+    rows = [_row(name, 0.5, side_by_side=found) for name, found in zip("ab", numbers, strict=True)]
+    assert said in tables.terms(_results(*rows))
+
+
+def test_the_terms_say_on_how_much_was_measured_what_is_better_and_what_else_differs():
+    besides = {"hidden_act": ["relu", "gelu"]}
+    results = _results(_row("a", 9.0), *(_row(name, 8.0, besides=besides) for name in "bc"))
+    said = tables.terms(results | {"metric": "perplexity", "tested": {"count": 2500, "unit": "documents"}})
+    assert "measured on the test split (2,500 documents). Lower perplexity is better." in said
+    assert said.endswith("as its paper has it: b, c: hidden_act = relu (baseline: gelu).")
+    assert "Lower" not in tables.terms(results)
+
+
+def test_an_interval_of_one_seed_looks_less_sure():
+    rows = [_row("b", 0.4, **HELD, common_seeds=1), _row("c", 0.4, **HELD, common_seeds=3)]
+    drawn = drawing.differences({"one": _results(_row("a", 0.5), *rows)})
+    assert drawn.count('stroke-width="2" stroke-dasharray') == 1
+    for end in ("-2.00 points", "+2.00 points"):
+        assert f">{end}</text>" in drawn
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(99.4, "99 s"), (328, "5.5 min"), (274, "4.6 min"), (8000, "2.2 h")])

@@ -77,8 +77,8 @@ def _of_sharing(names: Collection[str]) -> list[Claim]:
     """Each number of sets of weights against the next smaller one, from a set for each layer on."""
     found = [re.fullmatch(r"parallel/num_independent_layers=(\d+)", name) for name in names]
     counted = sorted((int(match[1]) for match in found if match), reverse=True)
-    sets = {"parallel": "a set of weights for each layer"}
-    sets |= {f"parallel/num_independent_layers={count}": f"{count} for all layers" for count in counted}
+    sets = {"parallel": "weights of its own for each layer"}
+    sets |= {f"parallel/num_independent_layers={n}": f"{n} set{'s' * (n > 1)} of weights for all" for n in counted}
     return [
         Claim(more, fewer, f"{sets[more]} is better than {sets[fewer]}", ZHONG, differs=weights_shared)
         for more, fewer in pairwise(sets)

@@ -23,6 +23,7 @@ class Measure:
 
     of_examples: Callable[[Rows, dict[str, Any]], Array]  # (rows, settings) -> (examples, statistics)
     of_sums: Callable[[Array], float]
+    unit: str = "examples"  # what a test set is made of
 
 
 def _ngrams(rows: Rows, settings: dict[str, Any]) -> Array:
@@ -58,7 +59,7 @@ def _mean(sums: Array) -> float:
 
 
 def _perplexity(sums: Array) -> float:
-    return math.exp(min(_mean(sums), 300))  # a float whose square is one too
+    return math.exp(min(_mean(sums), 100))  # a float whose square, times that of any margin, is one too
 
 
 def _classes(rows: Rows, settings: dict[str, Any]) -> Array:
@@ -114,15 +115,15 @@ def _correlation(sums: Array) -> float:
 
 # A new metric that comparisons look at is one row.
 MEASURES = {
-    "bleu": Measure(_ngrams, _bleu),
+    "bleu": Measure(_ngrams, _bleu, "sentences"),
     "accuracy": Measure(_answers, _mean),
     "f1": Measure(_classes, _macro_f1),
     "f1_binary": Measure(_classes, lambda sums: float(_f1_of_each(sums)[1])),
     "matthews": Measure(_classes, _matthews),
     "pearson": Measure(_products, _correlation),
     "spearman": Measure(_rank_products, _correlation),
-    "perplexity": Measure(_sums_of("loss", "tokens"), _perplexity),
-    "mlm_loss": Measure(_sums_of("mlm_loss", "masked"), _mean),
+    "perplexity": Measure(_sums_of("loss", "tokens"), _perplexity, "documents"),
+    "mlm_loss": Measure(_sums_of("mlm_loss", "masked"), _mean, "pairs of passages"),
 }
 
 

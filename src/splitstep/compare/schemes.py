@@ -119,21 +119,21 @@ def _equal_parameters(baseline: Contestant, other: Contestant, counted: Counted)
     width = other.config.intermediate_size
     # Parameters are linear in the width, so two counts tell the third.
     slope = (counted(other.scheme, model={"intermediate_size": 2 * width}).parameters.total - now) / width
-    step = width_step(other.config)
-    best = max(round((width + (aim - now) / slope) / step) * step, step)
-    found = counted(other.scheme, model={"intermediate_size": best})
-    if abs(found.parameters.total / aim - 1) > TOLERANCE:
-        raise UserError(
-            f"{other.scheme.name} cannot have {aim:,} parameters: with intermediate_size = {best} it "
-            f"has {found.parameters.total:,}; match flops or none"
-        )
-    return found
+    for step in width_steps(other.config):
+        best = max(round((width + (aim - now) / slope) / step) * step, step)
+        found = counted(other.scheme, model={"intermediate_size": best})
+        if abs(found.parameters.total / aim - 1) <= TOLERANCE:
+            return found
+    raise UserError(
+        f"{other.scheme.name} cannot have {aim:,} parameters: with intermediate_size = {best} it "
+        f"has {found.parameters.total:,}; match flops or none"
+    )
 
 
-def width_step(config: "SplitstepConfig") -> int:
-    """The least change of the feed-forward width: it divides among the networks of a layer, and suits the hardware."""
-    # Matrix products of a multiple of 8 run at full speed.
-    return math.lcm(8, *(config.intermediate_size // config.feed_forward_width(part) for part in config.parts))
+def width_steps(config: "SplitstepConfig") -> tuple[int, int]:
+    """Steps of the feed-forward width that divide among the networks of a layer: for the hardware, and the least."""
+    least = math.lcm(*(config.intermediate_size // config.feed_forward_width(part) for part in config.parts))
+    return math.lcm(8, least), least  # matrix products of a multiple of 8 run at full speed
 
 
 def shares_weights(config: "SplitstepConfig") -> bool:

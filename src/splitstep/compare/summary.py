@@ -11,9 +11,10 @@ import numpy as np
 from splitstep.compare.claims import Claim, claims_among
 from splitstep.compare.costs import LATENCY, PACE, Costs
 from splitstep.compare.examples import predictions, statistics
-from splitstep.compare.measures import Array, measure_name
+from splitstep.compare.measures import MEASURES, Array, measure_name
 from splitstep.compare.schemes import Contestant
 from splitstep.compare.statistics import LEVEL, Difference, corrected, difference
+from splitstep.models.presets import MANNERS
 from splitstep.recipe import Recipe
 from splitstep.reports.published import UNTESTED, beside, spread, whole_settings
 from splitstep.tasks.base import METRICS, Task
@@ -41,16 +42,19 @@ def summary(experiment: "Experiment", rivals: list[Contestant], task: Task, cost
         "task": experiment.recipe.task,
         "metric": task.metric,
         "split": split,
+        "tested": _tested(entries.values(), task),
         "weights": experiment.recipe.training.final,
         "match": experiment.match,
         "seeds": experiment.seeds,
-        "jobs": experiment.jobs,
         "commits": sorted(
-            {commit for entry in entries.values() for run, _ in entry.runs.values() for commit in run.commits}
+            {commit for entry in entries.values() for run, _ in entry.runs.values() for commit in run.facts("commit")}
         ),
         "level": LEVEL,
         "pairs": len(found) // 2,
-        "schemes": [entry.row() | found.get((entry.name, base.name), UNTESTED) for entry in entries.values()],
+        "schemes": [
+            entry.row() | {"besides": _besides(entry, base)} | found.get((entry.name, base.name), UNTESTED)
+            for entry in entries.values()
+        ],
         "claims": [
             _answered(claim, entries, found[claim.scheme, claim.other])
             for claim in claims
@@ -59,6 +63,18 @@ def summary(experiment: "Experiment", rivals: list[Contestant], task: Task, cost
         "published": _beside(experiment.recipe, entries, task.metric),
         **next(({"signature": entry.signature} for entry in entries.values() if entry.signature), {}),
     }
+
+
+def _tested(entries: Iterable["Entry"], task: Task) -> dict[str, Any]:
+    """On how many examples the runs were measured, and what one of them is."""
+    count = next(len(rows) for entry in entries for rows in entry.statistics.values())
+    return {"count": count, "unit": MEASURES[measure_name(task)].unit}
+
+
+def _besides(entry: "Entry", base: "Entry") -> dict[str, list[Any]]:
+    """What a published model has beside its scheme that the baseline has otherwise: both values."""
+    both = {key: [getattr(one.rival.config, key) for one in (entry, base)] for key in sorted(MANNERS)}
+    return {key: values for key, values in both.items() if values[0] != values[1]}
 
 
 def _beside(recipe: Recipe, entries: dict[str, "Entry"], metric: str) -> dict[str, Any]:
@@ -164,6 +180,7 @@ class Entry:
             "evaluations_per_layer": results[0]["evaluations_per_layer"] if results else None,
             **{key: _mean([found[key] for found in results if key in found]) for key in costs},
             "seconds_of_runs": [found["seconds"] for found in results],
+            "side_by_side": sorted(set().union(*(run.facts("side_by_side") for run, _ in self.runs.values()))),
             f"{self.task.unit}_per_second": self._speed(results),
             LATENCY: self.costs.get(LATENCY),
             "runs": [str(run.folder.relative_to(self.experiment.folder)) for run, _ in self.runs.values()],

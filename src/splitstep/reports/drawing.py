@@ -21,7 +21,7 @@ WIDEST = 8.0  # times the middle one of the intervals' reaches: what goes farthe
 
 
 def differences(comparisons: dict[str, dict[str, Any]]) -> str:
-    """Each scheme's difference to the baseline with its 95 % interval; to the right is better."""
+    """Each scheme's difference to the baseline with its 95 % interval, dashed of one seed; to the right is better."""
     parts, y = [], 0.0
     for title, results in comparisons.items():
         drawn, y = _panel(title, results, y + LINE)
@@ -57,7 +57,7 @@ def _panel(title: str, results: dict[str, Any], y: float) -> tuple[list[str], fl
         x, low, high = place(row["difference"]), *(place(end) for end in row["interval"])
         drawn += [
             _text(MARGIN, y, row["name"]),
-            _line(low, y - 4, high, y - 4, f'stroke="{colour}" stroke-width="2"'),
+            _line(low, y - 4, high, y - 4, f'stroke="{colour}" stroke-width="2"{_dashes(row)}'),
             mark.format(x=f"{x:.1f}", y=f"{y - 4:g}", left=f"{x - 5.5:.1f}", top=f"{y - 9.5:g}", colour=colour),
             _text(NAMES + PLOT + MARGIN, y, f"{tables.change(row)}, {tables.verdict(row, baseline=False)}"),
         ]
@@ -66,8 +66,18 @@ def _panel(title: str, results: dict[str, Any], y: float) -> tuple[list[str], fl
     drawn += [
         _line(middle, first - 18, middle, y - 16, 'stroke="#999" stroke-dasharray="4 3"'),
         _text(middle, y, "← worse | better →", anchor="middle", colour="#555555"),
+        *(_scale(sign * end, results["metric"], place(sign * end), y) for end in (-reach, reach) if others),
     ]
     return drawn, y
+
+
+def _dashes(row: dict[str, Any]) -> str:
+    """An interval that leaves the luck of training out is drawn as less sure."""
+    return ' stroke-dasharray="2 3"' if row.get("common_seeds") == 1 else ""
+
+
+def _scale(value: float, metric: str, x: float, y: float) -> str:
+    return _text(x, y, tables.change({"difference": value, "metric": metric}), anchor="middle", colour="#555555")
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, look: str) -> str:

@@ -28,12 +28,15 @@ details { margin: 0.5rem 0; } pre { overflow-x: auto; background: #f4f4f4; paddi
   @page { size: landscape; margin: 1cm; } body { max-width: none; padding: 0; } figure, tr { break-inside: avoid; }
   .wide { overflow: visible; } table { font-size: 0.55rem; } th, td { padding: 0.15rem 0.25rem; }
   .wide th, .wide td { overflow-wrap: anywhere; } pre { overflow: visible; white-space: pre-wrap; }
+  figure { margin: 0.3rem 0; } details, .modebar-container { display: none; }
 }
 """
-# Closed details are not printed.
-OPENED = """<script>window.addEventListener("beforeprint", () => {
-  for (const details of document.querySelectorAll("details")) details.open = true;
-});</script>"""
+# Two plots a sheet.
+PRINTED = """<script>
+const sized = size => document.querySelectorAll(".js-plotly-plot").forEach(plot => Plotly.relayout(plot, size));
+window.addEventListener("beforeprint", () => sized({width: 980, height: 300}));
+window.addEventListener("afterprint", () => sized({width: null, height: null, autosize: true}));
+</script>"""
 
 
 def page(folders: list[Path]) -> str:
@@ -46,7 +49,7 @@ def page(folders: list[Path]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>Splitstep: comparison of schemes</title><style>{STYLE}</style>"
         f"<script>{get_plotlyjs()}</script></head><body><h1>Comparison of schemes</h1>\n{sections}\n"
-        f"{OPENED}</body></html>\n"
+        f"{PRINTED}</body></html>\n"
     )
 
 
@@ -55,24 +58,27 @@ def _section(folder: Path, number: int) -> str:
     parts = [
         f"<h2>{_escaped(results['task'])}: {_escaped(folder.name)}</h2>",
         f"<p>{_escaped(tables.sentence(results))}</p>",
-        f"<pre>{_escaped(results['command'])}</pre>" if "command" in results else "",
+        f"<pre>{_escaped(results['command'])}</pre><p>{AGAIN}</p>" if "command" in results else "",
         _table(tables.rows(results)),
         f"<p>{_escaped(tables.terms(results))}</p>",
         _differences(folder, results),
         *_plots(folder, results, number),
         _claims(results),
         _published(results),
-        "<h3>Runs</h3>",
+        f"<h3>Runs</h3>{_table(_provenance_rows(folder, results))}",
         *(_run(folder, name) for row in results["schemes"] for name in row["runs"]),
         _failures(results),
     ]
     return f"<section>{''.join(parts)}</section>"
 
 
+AGAIN = "To make it again, give the command another --out: where these runs are, it has nothing left to train."
+
+
 def _differences(folder: Path, results: dict[str, Any]) -> str:
     if not tables.is_comparison(results):
         return ""
-    caption = "Differences to the baseline with their intervals; to the right is better."
+    caption = "Differences to the baseline with their intervals, dashed of one seed; to the right is better."
     picture = drawing.differences({folder.name: results})
     return f'<figure class="wide">{picture}<figcaption>{caption}</figcaption></figure>'
 
@@ -113,7 +119,7 @@ def _plots(folder: Path, results: dict[str, Any], number: int) -> list[str]:
                 xs = [where(point, flops_of(folder / run)) for point in points]
                 lines.append(_line(row["name"], xs, [p["value"] for p in points], index, first=place == 0))
         caption = f"Validation {name} over {title}; a line a seed."
-        drawn.append(_figure(f"curve-{number}-{key}", lines, title, f"validation {name}", caption))
+        drawn.append(_figure(f"curve-{number}-{key}", lines, title, name, caption, y_title=f"validation {name}"))
     finished = [(index, row) for index, row in enumerate(results["schemes"]) if row["values"]]
     for key, title in COSTS.items():
         dots = [_dot(row, key, index) for index, row in finished]
@@ -140,21 +146,22 @@ def _line(name: str, xs: list[float], ys: list[float], index: int, *, first: boo
 def _dot(row: dict[str, Any], cost: str, index: int) -> dict[str, Any]:
     return {
         "type": "scatter",
-        "mode": "markers+text",
+        "mode": "markers",
         "x": [row[cost]],
         "y": [row["mean"]],
-        "text": [row["name"]],
-        "textposition": "top center",
         "error_y": {"type": "data", "array": [row["std"] or 0]},
         "marker": {"color": look(index)[0], "size": 11, "symbol": index},
         "name": row["name"],
     }
 
 
-def _figure(name: str, traces: list[dict[str, Any]], x: str, y: str, caption: str) -> str:
+def _figure(
+    name: str, traces: list[dict[str, Any]], x: str, metric: str, caption: str, *, y_title: str | None = None
+) -> str:
+    percent = {"tickformat": ".1%"} if metric in tables.PERCENT else {}
     layout = {
         "xaxis": {"title": {"text": x}},
-        "yaxis": {"title": {"text": y}},
+        "yaxis": {"title": {"text": y_title or tables.NAMES.get(metric, metric)}, **percent},
         "margin": {"t": 20},
         "legend": {"orientation": "h", "y": -0.25},
         "font": {"size": 13},
@@ -193,6 +200,7 @@ def _published(results: dict[str, Any]) -> str:
 
 def _run(folder: Path, name: str) -> str:
     about = provenance(folder / name)
+    about["command"] = f"splitstep {shlex.join(about.get('command', []))}"
     facts = "\n".join(f"{key} = {value}" for key, value in about.items() if key != "data")
     recipe = {key: value for key, value in recipe_of(folder / name).items() if key != "published"}
     return (
@@ -218,7 +226,7 @@ def markdown(folders: list[Path]) -> str:
         results = results_of(folder)
         parts += [f"## {results['task']}: {folder.name}", tables.sentence(results)]
         if "command" in results:
-            parts += [f"    {results['command']}"]
+            parts += [f"    {results['command']}", AGAIN]
         parts += [tables.markdown(tables.rows(results)), tables.terms(results)]
         parts += [
             tables.markdown(rows) for rows in (tables.claim_rows(results), tables.published_rows(results)) if rows
@@ -242,15 +250,19 @@ def _provenance_rows(folder: Path, results: dict[str, Any]) -> list[dict[str, st
                 "splitstep": ", then ".join(_version(entry) for entry in made if "commit" in entry),
                 "torch": str(about.get("torch", "-")),
                 "threads": str(about.get("threads", "-")),
-                "command": f"splitstep {shlex.join(about.get('command', []))}",
+                "command": f"splitstep train {shlex.quote(_place(folder, name))} --out DIR",
             }
         )
     return rows
 
 
+def _place(folder: Path, run: str) -> str:
+    """Where the recipe of a run lies, seen from the folder that its comparison lies in."""
+    return (Path(folder.name) / run / "recipe.toml").as_posix()
+
+
 def _version(entry: dict[str, Any]) -> str:
-    commit = (entry["commit"] or "")[:8]
-    return " ".join(filter(None, (entry.get("splitstep"), commit)))
+    return " ".join(filter(None, (entry.get("splitstep"), tables.version(entry["commit"]))))
 
 
 def _comparisons(folders: list[Path]) -> dict[str, dict[str, Any]]:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from splitstep.tasks.base import METRICS
+
 NAMES = {"bleu": "BLEU", "f1": "F1", "mlm_loss": "masked-token loss"}
 PERCENT = ("accuracy",)  # metrics that people write in percent, and their differences in points
 DECIMALS = {"f1": 4, "matthews": 4, "pearson": 4, "spearman": 4, "mlm_loss": 4}  # two, without an entry
@@ -183,7 +185,9 @@ def terms(results: dict[str, Any]) -> str:
         results["split"] == "valid" and results.get("weights") == "best"
     )
     equal = f"{match[results['match']]}{_reached(results)}; " if is_comparison(results) else ""
-    said = [f"Terms: {equal}measured on the {results['split']} split{chosen}."]
+    said = [f"Terms: {equal}measured on the {results['split']} split{_tested(results)}{chosen}."]
+    if METRICS[results["metric"]] is min:
+        said.append(f"Lower {NAMES.get(results['metric'], results['metric'])} is better.")
     if results.get("unfinished"):
         said.append(f"Not finished: {', '.join(results['unfinished'])}.")
     if "signature" in results:
@@ -194,7 +198,23 @@ def terms(results: dict[str, Any]) -> str:
         for row in results["schemes"]
         if row["adjusted"]
     ]
-    return " ".join([*said, f"Adjusted: {'; '.join(adjusted)}."] if adjusted else said)
+    said += [f"Adjusted: {'; '.join(adjusted)}."] if adjusted else []
+    return " ".join([*said, *_besides(results)])
+
+
+def _tested(results: dict[str, Any]) -> str:
+    """On how much it was measured."""
+    return f" ({results['tested']['count']:,} {results['tested']['unit']})" if "tested" in results else ""
+
+
+def _besides(results: dict[str, Any]) -> list[str]:
+    """What schemes have of their published models beside what makes them, so that it is a part of what is compared."""
+    alike: dict[str, list[str]] = {}
+    for row in results["schemes"]:
+        has = (f"{key} = {own} (baseline: {base})" for key, (own, base) in row.get("besides", {}).items())
+        alike.setdefault(", ".join(has), []).append(row["name"])
+    said = "; ".join(f"{', '.join(names)}: {has}" for has, names in alike.items() if has)
+    return [f"Beside its scheme, as its paper has it: {said}."] if said else []
 
 
 def _reached(results: dict[str, Any]) -> str:
@@ -210,16 +230,32 @@ def _reached(results: dict[str, Any]) -> str:
 def _costs(results: dict[str, Any]) -> list[str]:
     """How speed, latency and time were measured, and by which versions of the code."""
     said = []
-    if "jobs" in results:
-        beside = f"{results['jobs']} side by side" if results["jobs"] > 1 else "one after another"
+    if is_comparison(results):
         said.append(
-            "Speed and latency (of one answer, where weights were kept) were measured in turns when all runs were "
-            f"done; training is the mean time that the runs took, {beside}."
+            "Speed is measured in turns when all runs are done, and so is latency, the time of one answer, of schemes "
+            f"whose weights are at hand; training is the mean time that the runs took{_together(results)}."
         )
-    commits = [commit[:8] + commit[40:] for commit in results.get("commits", [])]
+    commits = [version(commit) for commit in results.get("commits", [])]
     if len(commits) > 1:
-        said.append(f"The runs were made by {len(commits)} commits of the code: {', '.join(commits)}.")
+        said.append(f"The runs were made by {len(commits)} versions of the code: {', '.join(commits)}.")
     return said
+
+
+def _together(results: dict[str, Any]) -> str:
+    """How many runs were at work at a time, where that is known, and for which schemes it differs."""
+    alike: dict[str, list[str]] = {}
+    for row in results["schemes"]:
+        if numbers := row.get("side_by_side"):
+            words = (f"{number} side by side" if number > 1 else "one at a time" for number in numbers)
+            alike.setdefault(" or ".join(words), []).append(row["name"])
+    if len(alike) > 1:
+        return ": " + "; ".join(f"{words} ({', '.join(names)})" for words, names in alike.items())
+    return "".join(f", {words}" for words in alike)
+
+
+def version(commit: str | None) -> str:
+    """A commit in short, with what is said of changes to it."""
+    return (commit or "")[:8] + (commit or "")[40:]
 
 
 def _tests(results: dict[str, Any]) -> list[str]:
