@@ -28,7 +28,7 @@ details { margin: 0.5rem 0; } pre { overflow-x: auto; background: #f4f4f4; paddi
   @page { size: landscape; margin: 1cm; } body { max-width: none; padding: 0; } figure, tr { break-inside: avoid; }
   .wide { overflow: visible; } table { font-size: 0.55rem; } th, td { padding: 0.15rem 0.25rem; }
   .wide th, .wide td { overflow-wrap: anywhere; } pre { overflow: visible; white-space: pre-wrap; }
-  figure { margin: 0.3rem 0; } details, .modebar-container { display: none; }
+  figure { margin: 0.3rem 0; } figure > div { height: 300px !important; } details, .modebar-container { display: none; }
 }
 """
 # Two plots a sheet.
