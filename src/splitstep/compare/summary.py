@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from splitstep.compare.claims import Claim, claims_among
 from splitstep.compare.costs import LATENCY, PACE, Costs
 from splitstep.compare.examples import predictions, statistics
@@ -16,7 +14,7 @@ from splitstep.compare.schemes import Contestant
 from splitstep.compare.statistics import LEVEL, Difference, corrected, difference
 from splitstep.models.presets import MANNERS
 from splitstep.recipe import Recipe
-from splitstep.reports.published import UNTESTED, beside, spread, whole_settings
+from splitstep.reports.published import UNTESTED, beside, mean, spread, whole_settings
 from splitstep.tasks.base import METRICS, Task
 from splitstep.tasks.bleu import bleu
 from splitstep.training.run import Run
@@ -178,7 +176,7 @@ class Entry:
             "parameters": self.rival.parameters.total,
             **vars(self.rival.parameters),
             "evaluations_per_layer": results[0]["evaluations_per_layer"] if results else None,
-            **{key: _mean([found[key] for found in results if key in found]) for key in costs},
+            **{key: mean(found.get(key) for found in results) for key in costs},
             "seconds_of_runs": [found["seconds"] for found in results],
             "side_by_side": sorted(set().union(*(run.facts("side_by_side") for run, _ in self.runs.values()))),
             f"{self.task.unit}_per_second": self._speed(results),
@@ -188,13 +186,9 @@ class Entry:
 
     def _speed(self, results: list[dict[str, Any]]) -> float | None:
         """Units of the task a second of training."""
-        size = _mean([found[self.task.unit] / found["updates"] for found in results])  # of an update
+        size = mean([found[self.task.unit] / found["updates"] for found in results])  # of an update
         pace = self.costs.get(PACE)
         return None if size is None or pace is None else size / pace
-
-
-def _mean(values: list[float]) -> float | None:
-    return float(np.mean(values)) if values else None
 
 
 def held(pairs: Iterable[tuple[Entry, Entry]], metric: str) -> Found:

@@ -1,6 +1,6 @@
 """The numbers that papers published, each beside what the same scheme reached here."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +66,12 @@ def spread(values: list[float]) -> dict[str, Any]:
     """What the runs of a scheme reached, with mean and standard deviation where they are enough for them."""
     return {
         "values": values,
-        "mean": float(np.mean(values)) if values else None,
+        "mean": mean(values),
         "std": float(np.std(values, ddof=1)) if len(values) > 1 else None,
     }
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """The mean of what is known, where anything is."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None

@@ -5,7 +5,7 @@ from typing import Any
 
 from splitstep.models.presets import PRESETS, SCHEME_SETTINGS, preset
 from splitstep.recipe import HOW_IT_IS_DONE, label
-from splitstep.reports.published import UNTESTED, beside, spread, whole_settings
+from splitstep.reports.published import UNTESTED, beside, mean, spread, whole_settings
 from splitstep.solver.errors import UserError
 from splitstep.tables import at, differences
 from splitstep.tasks import task_class
@@ -72,7 +72,7 @@ def _row(name: str, runs: Tables, metric: str, split: str) -> dict[str, Any]:
         "name": name,
         "metric": metric,
         **spread([results["metrics"][split][metric] for results in runs.values()]),
-        **{key: _mean([results.get(key) for results in runs.values()]) for key in costs},
+        **{key: mean([results.get(key) for results in runs.values()]) for key in costs},
         "evaluations_per_layer": some.get("evaluations_per_layer"),
         "parameters": some["parameters"]["total"],
         **{part: some["parameters"].get(part) for part in ("body", "embeddings", "head")},
@@ -81,11 +81,6 @@ def _row(name: str, runs: Tables, metric: str, split: str) -> dict[str, Any]:
         "failed": {},
         **UNTESTED,
     }
-
-
-def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
 
 
 def _beside(
