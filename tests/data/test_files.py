@@ -5,6 +5,7 @@ import lzma
 from pathlib import Path
 
 import pytest
+from tests import published
 
 from splitstep.data import parallel, text
 from splitstep.data.files import LONGEST_LINE, STRICT, Reading, find, lines
@@ -151,3 +152,9 @@ def test_bad_lines_are_left_out_when_asked_and_counted(tmp_path, bad):
     assert list(text.wikitext(tmp_path / "text", reading)) == [" = One = \n word \n"]
     assert list(text.paragraphs(tmp_path / "text", reading)) == [" = One = \n word \n"]
     assert len(said) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("file", "count"), [("wiki.train.tokens", 600), ("wiki.valid.tokens", 60)])
+def test_wikitext_has_its_published_number_of_articles(file, count):
+    assert len(list(text.wikitext(find(published.folder("wikitext-2"), file)))) == count

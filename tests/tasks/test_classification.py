@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from splitstep.cli import app
 from splitstep.cli.use import classify
 from splitstep.data.listops import Shape, write
+from splitstep.data.vocabulary import BERT_SPECIALS, KINDS
 from splitstep.models.presets import PRESETS
 from splitstep.recipe import recipe
 from splitstep.solver.errors import UserError
@@ -305,6 +306,43 @@ def _grey_images(folder):
     write_cifar10(folder, "x.bin", pixels, np.arange(12) % 10)
     names = {split: ["x.bin"] for split in ("train", "valid", "test")}
     return {"root": str(folder), "format": "cifar10-grey", "max_length": 1026, "vocabulary": {"kind": "grey"}, **names}
+
+
+def _news(folder, **vocabulary):
+    return corpora.classification_recipe(corpora.news(folder), data={"vocabulary": vocabulary})["data"]
+
+
+def _word_pieces(folder):
+    pieces = [*BERT_SPECIALS.values(), *"abcdefghijklmnopqrstuvwxyz", *(f"##{letter}" for letter in "aeioulnrst")]
+    (folder / "vocab.txt").write_text("\n".join(pieces))
+    return _news(folder, kind="wordpiece", file="vocab.txt", lowercase=True)
+
+
+VOCABULARIES = {
+    "bpe": lambda folder: _news(folder, kind="bpe", size=300),
+    "word": lambda folder: _news(folder, kind="word"),
+    "byte": _bytes,
+    "wordpiece": _word_pieces,
+    "grey": _pathfinder,
+    "listops": _listops,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_vocabulary_says_the_same_every_way(kind, tmp_path):
+    tables = {**corpora.classification_recipe(tmp_path), "data": VOCABULARIES[kind](tmp_path)}
+    whole = recipe({**tables, "model": corpora.TINY | {"initializer_range": 0.5}})
+    train(whole, tmp_path / "run")
+    task, predictor = loaded(Run(tmp_path / "run"), whole)
+    texts = [example.texts for example in task.examples("test")]
+    expected = [row["prediction"] for row in predictions(tmp_path / "run", "test")]
+    assert len(set(expected)) > 1
+    said = task.classified(texts, predictor)
+    assert [label for label, _ in said] == expected
+    asking = pipeline("text-classification", model=str(tmp_path / "run" / "model"), device="cpu")
+    found = asking([text for (text,) in texts], truncation=True)
+    assert [row["label"] for row in found] == expected
+    assert [row["score"] for row in found] == pytest.approx([probability for _, probability in said], abs=1e-5)
 
 
 @pytest.mark.parametrize("data", [_listops, _bytes, _pathfinder, _grey_images])
