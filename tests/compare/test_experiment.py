@@ -311,6 +311,11 @@ def test_a_run_whose_metric_is_no_number_has_failed(whole, tmp_path):
     row = compare(experiment, say=lambda line: None)["schemes"][1]
     assert row["failed"] == {"seed-2": "its perplexity is not finite"}
     assert (row["seeds"], row["common_seeds"]) == ([1], 1)
+    for other in (tmp_path / "a").glob("*/seed-*/results.json"):
+        other.write_text(json.dumps(found))
+    results = compare(experiment, say=lambda line: None)
+    assert results["tested"] is None
+    assert "measured on the test split." in tables.terms(results)
 
 
 def _failing(monkeypatch, *presets):

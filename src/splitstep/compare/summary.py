@@ -63,10 +63,10 @@ def summary(experiment: "Experiment", rivals: list[Contestant], task: Task, cost
     }
 
 
-def _tested(entries: Iterable["Entry"], task: Task) -> dict[str, Any]:
+def _tested(entries: Iterable["Entry"], task: Task) -> dict[str, Any] | None:
     """On how many examples the runs were measured, and what one of them is."""
-    count = next(len(rows) for entry in entries for rows in entry.statistics.values())
-    return {"count": count, "unit": MEASURES[measure_name(task)].unit}
+    counts = {len(rows) for entry in entries for rows in entry.statistics.values()}
+    return {"count": max(counts), "unit": MEASURES[measure_name(task)].unit} if counts else None
 
 
 def _besides(entry: "Entry", base: "Entry") -> dict[str, list[Any]]:

@@ -22,9 +22,7 @@ OPERATORS: dict[str, Callable[[list[int]], int]] = {
 END = "]"
 DIGITS = [str(digit) for digit in range(10)]
 SYMBOLS = [*DIGITS, *OPERATORS, END]
-PARENTHESES = (
-    "()"  # around what a binary tree of the expression joins; they tell nothing that operators and ends do not
-)
+PARENTHESES = "()"  # of expressions as binary trees; they tell nothing that operators and ends do not
 NESTED = 0.25  # the chance that an argument is an expression
 HEADER = "Source\tTarget"
 TRIES = 1_000_000  # draws in a row that find no new expression, after which there are no others

@@ -204,7 +204,8 @@ def terms(results: dict[str, Any]) -> str:
 
 def _tested(results: dict[str, Any]) -> str:
     """On how much it was measured."""
-    return f" ({results['tested']['count']:,} {results['tested']['unit']})" if "tested" in results else ""
+    tested = results.get("tested")
+    return f" ({tested['count']:,} {tested['unit']})" if tested else ""
 
 
 def _besides(results: dict[str, Any]) -> list[str]:
