@@ -20,7 +20,7 @@ KINDS = {
     "byte": {"kind": "byte"},
 }
 # Letters of several bytes, lines without words, words that the training text does not have.
-TEXT = " = Über = \n \n Ein größerer Satz mit € und 🙂 . \n Noch einer . \n = Zweites = \n \n Kurz , naïf . \n"
+TEXT = " = Über = \n \n Ein größerer Satz mit € und 🙂 . \n Noch einer . \n \n = Zweites = \n \n Kurz , naïf . \n"
 
 
 @pytest.fixture(autouse=True)
