@@ -164,17 +164,20 @@ def results() -> str:
     return markdown(header, rows)
 
 
+WEIGHTS = {"pre-trained": "pre-trained", "reviews": "pre-trained, with reviews", "random": "random weights"}
+
+
 def glue() -> str:
     """What fine-tuning reaches on the eight tasks, a column for each set of weights it began with."""
-    columns = {path.stem: json.loads(path.read_text()) for path in sorted(FINE_TUNED.glob("*.json"))}
-    first = columns["random"]
+    columns = {title: json.loads((FINE_TUNED / f"{name}.json").read_text()) for name, title in WEIGHTS.items()}
+    first = columns["random weights"]
     scores = [{row["task"]: row["score"] for row in column["tasks"]} for column in columns.values()]
     rows = [
         [f"{row['task']} ({', '.join(row['metrics'])})", *(_seeds(own[row["task"]]) for own in scores)]
         for row in first["tasks"]
     ]
     means = [[name, *(_seeds(c["averages"][name]) for c in columns.values())] for name in first["averages"]]
-    return markdown(["task", *(f"{name} weights" for name in columns)], [*rows, *means])
+    return markdown(["task", *columns], [*rows, *means])
 
 
 def _seeds(spread: dict[str, Any]) -> str:
